@@ -10,9 +10,9 @@ from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg import Client, Enrolment, History, Roster, Session, crypto, shamir
 from d2pfed.secagg.pairwise import keys, messages
 from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement
-from d2pfed.secagg.pairwise.messages import EncryptedShares, MaskedVector
-from d2pfed.secagg.position import sign_position
-from d2pfed.secagg.wire import HEADER_BYTES, ClientId, subset_of
+from d2pfed.secagg.pairwise.messages import EncryptedShares
+from d2pfed.secagg.roster import sign_position
+from d2pfed.secagg.wire import CONTEXT_BYTES, HEADER_BYTES, ClientId, MessageKind, message, subset_of
 
 REAL = 0  # the rank of the one client that works as clients do
 CHECKED = 64  # coordinates of the sum that are held against the truth: all that the helper takes masks off
@@ -78,14 +78,14 @@ class Crowd:
     def mask(self, _requests: Mapping[ClientId, bytes], answer: bytes) -> Answers:
         """Send vectors of zero; the first one carries all masks that do not cancel, where the sum is checked."""
         session = self._session
-        self._context = answer[HEADER_BYTES : HEADER_BYTES + messages.CONTEXT_BYTES]
+        self._context = answer[HEADER_BYTES : HEADER_BYTES + CONTEXT_BYTES]
         pending = self._masks()
         for rank in self._left():
             vector = np.zeros(session.dimension, np.uint32)
             vector[: pending.size], pending = pending, pending[:0]
             yield (
                 session.cohort[rank],
-                messages.encode_masked_vector(session, rank, MaskedVector(self._context, b"", vector)),
+                message(session, MessageKind.MASKED_VECTOR, rank, self._context, session.ring.pack(vector)),
             )
 
     def confirm(self, _requests: Mapping[ClientId, bytes], _answer: bytes) -> Answers:
@@ -94,7 +94,7 @@ class Crowd:
         for rank in self._left():
             client = self._session.cohort[rank]
             signature = crypto.sign(signing_secret(client), statement)
-            yield client, messages.encode_confirmation(self._session, rank, signature)
+            yield client, message(self._session, MessageKind.SURVIVORS_SIGNATURE, rank, signature)
 
     def unmask(self, _requests: Mapping[ClientId, bytes], _answer: bytes) -> Answers:
         """Open one share of everyone."""
@@ -115,7 +115,7 @@ class Crowd:
     def _split(self, rank: int) -> list[int]:
         secret = self._secret(rank, "self" if self._survivors[rank] else "mask")
         points, stream = range(1, len(self._session.cohort) + 1), self._root.child("coefficients", rank).stream()
-        return shamir.split(int.from_bytes(secret, "little"), self._session.threshold, points, stream)
+        return shamir.split([int.from_bytes(secret, "little")], self._session.threshold, points, stream)[0]
 
     def _ciphertext_keys(self, rank: int) -> tuple[bytes, bytes]:
         """Return the keys of the ciphertexts from and to the real client."""

@@ -23,9 +23,8 @@ from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg import Advertising, Client, Contribute, ServerPhase, Session, collect, crypto, shamir
-from d2pfed.secagg.exchange import Outbox
 from d2pfed.secagg.pairwise.graph import Consistency
-from d2pfed.secagg.wire import ClientId
+from d2pfed.secagg.wire import ClientId, Outbox
 
 END = b""
 _AHEAD = 4  # requests that wait at a process of clients, so that it never waits for the server
@@ -166,7 +165,7 @@ class _Watch:
 
     def exchange(self, phase: ServerPhase, crowd: Callable[[Outbox, bytes], Answers]) -> None:
         """Build every request, hear the real client, then the crowd."""
-        requests = phase.outbox()
+        requests = phase.outbox
         request = b""
         for client in requests:
             with _counted(self, "server"):
@@ -201,7 +200,7 @@ def measure_crowd(scale: Scale) -> SecAggRow:
         return Client(session, client, _constant(session, 7), entropy, *enrolled(roster, client))
 
     crowd = Crowd(session, scale.lost, make, root)
-    shamir.split(1, 128, range(1, 129), root.stream())  # compile before the clock runs
+    shamir.split([1], 128, range(1, 129), root.stream())  # compile before the clock runs
     watch = _Watch(make(session.cohort[REAL], root.child("real")), session.cohort[REAL])
     advertising = Advertising(session, roster)
     watch.exchange(advertising, crowd.advertise)

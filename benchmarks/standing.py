@@ -17,18 +17,7 @@ from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.round import StandingMemory, StandingSteps
-from d2pfed.secagg import (
-    Epoch,
-    Roster,
-    StandingAdvertised,
-    StandingAdvertising,
-    StandingCollecting,
-    StandingEpoch,
-    StandingSilo,
-    StandingStep,
-    answer_step,
-    collect,
-)
+from d2pfed.secagg import Roster, collect, standing
 from d2pfed.secagg.wire import ClientId, MessageKind, kind_of
 
 ROUNDS = 5  # of which the mean is reported
@@ -45,10 +34,10 @@ def bench_standing(scales: Iterable[Scale]) -> Iterator[SecAggRow]:
         yield from measure_standing(scale)
 
 
-def epoch_of(scale: Scale) -> Epoch:
+def epoch_of(scale: Scale) -> standing.Epoch:
     """Return an epoch of this size."""
     session = scale.session()
-    return Epoch(
+    return standing.Epoch(
         plan_digest=session.plan_digest,
         run=session.run,
         epoch=0,
@@ -72,13 +61,13 @@ def measure_standing(scale: Scale) -> tuple[SecAggRow, SecAggRow]:
     worker.start()
     here.recv_bytes()  # the silos are there
     timed, roster = _Timed(here), scale.roster()
-    standing, first = timed.run(partial(_set_up, epoch_of(scale), roster))
+    ready, first = timed.run(partial(_set_up, epoch_of(scale), roster))
     model = bytes(4 * scale.dimension)
-    expected = sum(standing.members) % standing.epoch.ring.modulus
+    expected = sum(ready.members) % ready.epoch.ring.modulus
     costs = []
     for number in range(ROUNDS + 1):
-        step = standing.step(number, 0, standing.members)
-        total, cost = timed.run(partial(_collect, StandingCollecting(standing.keys, step, b"", model)))
+        step = ready.step(number, 0, ready.members)
+        total, cost = timed.run(partial(_collect, standing.Collecting(ready.keys, step, b"", model)))
         if bool((total != expected).any()):
             raise ConfigError(f"the sum of {scale} is wrong, so its cost means nothing")
         costs.append(cost)
@@ -118,15 +107,15 @@ def _mean(costs: list[Cost], clients: int) -> Cost:
     )
 
 
-def _set_up(epoch: Epoch, roster: Roster, transport: Transport) -> StandingEpoch:
-    advertising = StandingAdvertising(epoch, roster)
+def _set_up(epoch: standing.Epoch, roster: Roster, transport: Transport) -> standing.ReadyEpoch:
+    advertising = standing.Advertising(epoch, roster)
     collect(advertising, transport.everyone)
     agreeing = advertising.close()
     collect(agreeing, transport.everyone)
     return agreeing.close()
 
 
-def _collect(phase: StandingCollecting, transport: Transport) -> RingVector:
+def _collect(phase: standing.Collecting, transport: Transport) -> RingVector:
     collect(phase, transport.everyone)
     return phase.close()
 
@@ -135,12 +124,12 @@ def _collect(phase: StandingCollecting, transport: Transport) -> RingVector:
 class _Machine:
     """One silo."""
 
-    epoch: Epoch
+    epoch: standing.Epoch
     client: ClientId
     roster: Roster
     store: StandingMemory = field(default_factory=StandingMemory)
     account: StandingSteps = field(default_factory=lambda: StandingSteps(ROUNDS + 1))
-    advertised: StandingAdvertised | None = None
+    advertised: standing.Advertised | None = None
 
     def receive(self, request: bytes) -> bytes:
         """Answer a request of any kind."""
@@ -154,11 +143,11 @@ class _Machine:
                 self.store.state, self.advertised = ready.state, None
                 return ready.answer
 
-        def contribute(step: StandingStep, _task: bytes, _model: bytes) -> RingVector:
+        def contribute(step: standing.Step, _task: bytes, _model: bytes) -> RingVector:
             self.account.charge(step)
             return np.full(self.epoch.dimension, self.client % self.epoch.ring.modulus, np.uint32)
 
-        return answer_step(
+        return standing.answer_step(
             self.epoch,
             self.client,
             request,
@@ -166,11 +155,11 @@ class _Machine:
             contribute=contribute,
         )
 
-    def _silo(self) -> StandingSilo:
+    def _silo(self) -> standing.Client:
         enrolment, history = enrolled(self.roster, self.client)
         if enrolment is None or history is None:
             raise ConfigError("standing keys are for enrolled silos")
-        return StandingSilo(
+        return standing.Client(
             epoch=self.epoch,
             client=self.client,
             enrolment=enrolment,

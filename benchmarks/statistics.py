@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.explicit import privacy_target
 from d2pfed.plan import Plan, ideal_multiplier
-from d2pfed.statistics.sums import private_sum
+from d2pfed.statistics.queries import private_sum
 
 CLIENTS = (10, 30, 100, 1000, 10_000)
 DIMENSIONS = (10, 1000)

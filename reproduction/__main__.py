@@ -66,8 +66,8 @@ def reproduce(
                 what: str, fraction: float, each: str = each, entry: Entry = entry, before: float = before
             ) -> None:
                 watcher.show(int(100 * (before + entry.weight * fraction) / all_weights), f"{each}: {what}")
-                if watcher.stopping:
-                    raise SystemExit(watcher.exit_status)
+                if watcher.caught:
+                    raise SystemExit(128 + watcher.caught)
 
             size = Size.QUICK if quick else Size.FULL
             count = repeats if repeats is not None else _QUICK_REPEATS if quick else _REPEATS

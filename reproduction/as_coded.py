@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning import LocalTraining, Model, Task, evaluate
-from d2pfed.learning.dense import Moments, train_dense_adam, widths_of
+from d2pfed.learning.dense import Moments, train_dense, widths_of
 from d2pfed.learning.local_training import client_generator
 from d2pfed.learning.model import Params
 from d2pfed.learning.task import Examples
@@ -92,7 +92,7 @@ class SharedAdam:
     def train(self, params: Params, examples: Examples, round_seed: int, client: int) -> Params:
         """Return how far one client's training moves the model, against the gradient: before less after."""
         schedule = self._local.schedule(len(examples), client_generator(round_seed, client))
-        return -train_dense_adam(params, self._widths, examples, schedule, self._local.lr, self.moments)
+        return -train_dense(params, self._widths, examples, schedule, self._local.lr, self.moments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch import nn
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning import Examples, Model, StoredClients, Task, load_task
-from d2pfed.learning.edges import CELLS, DIRECTIONS, OrientedEdges
+from d2pfed.learning.architectures import CELLS, DIRECTIONS, OrientedEdges
 from d2pfed.learning.infimnist import scale
 from d2pfed.learning.sources import read_idx
 from d2pfed.learning.tasks import held_out_order

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning import Examples, Iid, Model, StoredClients, Task
+from d2pfed.learning import Examples, Model, Partition, PartitionKind, StoredClients, Task
 from reproduction.leaves import dead_leaves
 
 _MADE_UP = 2  # images for each feature, and some more: enough for a covariance that is evened out a little
@@ -89,7 +89,7 @@ def over_features(task: Task, features: PatchFeatures) -> Task:
 def deal(table: Examples, population: int) -> StoredClients:
     """Return clients with a fair share of a table each, always the same."""
     generator = np.random.default_rng(0)  # noqa: TID251 - which client holds what is no secret
-    return StoredClients(table, Iid().split(table.labels.numpy(), population, generator))
+    return StoredClients(table, Partition(PartitionKind.IID).split(table.labels.numpy(), population, generator))
 
 
 def linear_model(width: int, classes: int) -> Model:

@@ -26,7 +26,7 @@ from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.plan import Plan
 from d2pfed.round import Outcome
 from d2pfed.runs import RoundRecord, RunSummary
-from d2pfed.runs.plain import from_json, read_text, to_json
+from d2pfed.runs.json_files import from_json, read_text, to_json
 from d2pfed.runs.report import read_report
 from d2pfed.simulation import ClearFederation, Dropouts, Fidelity, SerialBackend
 from reproduction.as_coded import CodeRun, Cohort, Trained, run_code
@@ -99,7 +99,7 @@ def _trained(system: System, settings: Settings, path: Path, tell: Tell) -> Repe
             with job.open(path, None) as run:
                 clear = job.clear_federation(run, SerialBackend(job.trainer()))
                 trusted = _TrustedServer(clear, system.work, Entropy.replay(str(settings.seed).encode()))
-                run.train_in_the_clear(trusted, job.evaluator, listener)
+                run.train(trusted, job.evaluator, listener)
         else:
             job.execute(path, None, listener)
     return _read(path, settings.seed or 0)

@@ -17,13 +17,13 @@ from fractions import Fraction
 from pathlib import Path
 
 from d2pfed.accounting import RELEASED
-from d2pfed.accounting.events import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
+from d2pfed.accounting.events import Adjacency, CohortSampling, Release, Sampling, Unit
 from d2pfed.accounting.filters import FilterDecision
+from d2pfed.accounting.laws import DiscreteGaussianSum
 from d2pfed.errors import BudgetExceeded, LedgerError
-from d2pfed.ledger import Budget, Head, Ledger, Row, RowKind, RunPlan, read_rows, store
-from d2pfed.ledger.ledger import create_metered, open_metered, verify_metered
+from d2pfed.ledger import Budget, Head, Ledger, Row, RowKind, RunPlan, read_rows, store, verify
 from d2pfed.ledger.rows import chained_row
-from d2pfed.ledger.store import Lock, Store
+from d2pfed.ledger.store import Store
 from d2pfed.numerics.randomness import Entropy, Stream
 
 QUORUM = 8
@@ -86,7 +86,7 @@ def additive(budget: Budget, plans: Sequence[RunPlan]) -> FilterDecision:
 
 def begun(path: Path, budget: Budget, attempts: int | None = None) -> Ledger:
     """Make a ledger in which one run has begun: by default one that may take all that there is."""
-    ledger = create_metered(path, budget, additive)
+    ledger = Ledger.create(path, budget, additive)
     ledger.begin("run", "owner", plan_of(int(budget.epsilon * QUORUM) if attempts is None else attempts))
     return ledger
 
@@ -95,9 +95,9 @@ def ledger_in(directory: Path) -> Ledger:
     """Open the directory's ledger, or make it, and begin its run or find that it has begun."""
     path = directory / "ledger"
     if path.exists():
-        ledger = open_metered(path, Lock.wait, additive)
+        ledger = Ledger.open(path, wait=True, meter=additive)
     else:
-        ledger = create_metered(path, Budget(1e6, 1e-5), additive)
+        ledger = Ledger.create(path, Budget(1e6, 1e-5), additive)
     ledger.begin("run", "owner", plan_of(ATTEMPTS))
     return ledger
 
@@ -169,7 +169,7 @@ def lost(directory: Path) -> int:
         for kind in RowKind
     }
     missing = len(releases - keys[RowKind.COMMIT]) + len(reserved - keys[RowKind.RESERVE])
-    charged = verify_metered(path, additive).charged.get("run", 0)
+    charged = verify(path, additive).charged.get("run", 0)
     if not missing and charged < len(releases | (reserved - voiding)):
         raise AssertionError(f"the ledger counts {charged} attempts, outside are {len(releases)}")
     return missing
@@ -229,7 +229,7 @@ def kills(loop: Callable[[Path, int], None], count: int, directory: Path, seed: 
         totals["releases"] += len(told(place, "release"))
         totals["reserved"] += len(told(place, "reserved"))
         totals["lost"] += lost(place)
-        report = verify_metered(place / "ledger", additive)
+        report = verify(place / "ledger", additive)
         totals["unfinished"] += report.unfinished
         totals["void"] += report.void
     return totals
@@ -240,7 +240,7 @@ def race(
 ) -> dict[str, int]:
     """Let processes charge one ledger at once, each release told outside, and count what was accepted."""
     path = directory / "ledger"
-    create_metered(path, Budget(budget / QUORUM, 1e-5), additive).close()
+    Ledger.create(path, Budget(budget / QUORUM, 1e-5), additive).close()
 
     def charge(racer: int) -> None:
         run, done = f"run-{racer}", 0
@@ -262,7 +262,7 @@ def race(
 
     children = [forked(lambda racer=racer: charge(racer)) for racer in range(racers)]
     failed = sum(os.waitpid(child, 0)[1] != 0 for child in children)
-    report = verify_metered(path, additive)
+    report = verify(path, additive)
     accepted = told(directory, "release")
     rows = read_rows(path)
     committed = {(int(row.key.run[4:]), row.key.round) for row in rows if row.key and row.kind is RowKind.COMMIT}
@@ -285,7 +285,7 @@ def stops(count: int, directory: Path) -> dict[str, int]:
     for number in range(count):
 
         def sleeper(number: int = number) -> None:
-            with open_metered(path, Lock.take, additive) as ledger:
+            with Ledger.open(path, meter=additive) as ledger:
                 ledger.reserve(release(number))
                 os.kill(os.getpid(), signal.SIGSTOP)
                 try:
@@ -296,12 +296,12 @@ def stops(count: int, directory: Path) -> dict[str, int]:
 
         child = forked(sleeper)
         os.waitpid(child, os.WUNTRACED)
-        with open_metered(path, Lock.replace, additive) as ledger:
+        with Ledger.open(path, take_over=True, meter=additive) as ledger:
             ledger.reserve(release(number, 1))
             os.kill(child, signal.SIGCONT)
             committed += os.waitpid(child, 0)[1] != 0
             ledger.commit(release(number, 1))
-    report = verify_metered(path, additive)
+    report = verify(path, additive)
     return {"stops": count, "committed_by_sleepers": committed, "unfinished": report.unfinished}
 
 
@@ -394,10 +394,10 @@ def main(arguments: Sequence[str]) -> int:
         "kills": lambda: kills(charge_then_release, count, place, seed),
         "kills-wrong": lambda: kills(release_then_charge, count, place, seed),
         "race": lambda: race(
-            lambda path: open_metered(path, Lock.wait, additive), 16, count, 8 * PATIENCE * count, place
+            lambda path: Ledger.open(path, wait=True, meter=additive), 16, count, 8 * PATIENCE * count, place
         ),
         "race-takeover": lambda: race(
-            lambda path: open_metered(path, Lock.replace, additive), 8, count, 4 * PATIENCE * count, place
+            lambda path: Ledger.open(path, take_over=True, meter=additive), 8, count, 4 * PATIENCE * count, place
         ),
         "stops": lambda: stops(count, place),
         "stops-unfenced": lambda: stops_unfenced(count, place),

@@ -23,8 +23,8 @@ from d2pfed.accounting import Sampling, Unit, client_epsilon
 from d2pfed.deploy.account import ClientSpending
 from d2pfed.deploy.requests import RunAnnouncement
 from d2pfed.errors import D2PFedError
+from d2pfed.noise import sampler
 from d2pfed.noise.mechanisms import MechanismName, Shared
-from d2pfed.noise.sampler import samplers
 from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.plan import Plan, Protocol
 from d2pfed.plan.bounds import colluding_clients
@@ -319,9 +319,8 @@ def rule_of(text: str) -> str:
 
 def main(name: str, size: int, directory: Path, seed: str) -> int:
     """Run the campaign and print what was found."""
-    for name_of_cache in ("_table", "_centered_table"):  # a client has one plan at a time, a campaign hundreds
-        cached = lru_cache(maxsize=TABLES)(getattr(samplers, name_of_cache).__wrapped__)
-        setattr(samplers, name_of_cache, cached)
+    # A client has one plan at a time, a campaign hundreds.
+    sampler._table = lru_cache(maxsize=TABLES)(sampler._table.__wrapped__)
     found = {"clients": plans}[name](size, directory, seed)
     print(json.dumps(found))
     return int(found["failed"] != 0)

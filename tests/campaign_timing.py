@@ -10,7 +10,8 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from benchmarks.reference_sampler import discrete_gaussian
-from d2pfed.noise.sampler.samplers import CenteredDiscreteGaussian, DiscreteGaussian, Skellam
+from d2pfed.noise.cumulative import SkellamDistribution
+from d2pfed.noise.sampler import CenteredDiscreteGaussian, DiscreteGaussian, draw
 from d2pfed.numerics.randomness import Entropy, Stream
 
 LENGTH = 1000  # of the vectors that are drawn
@@ -19,7 +20,7 @@ CENTRES = np.zeros(LENGTH, np.int64)
 SAMPLERS: dict[str, Callable[[Stream], np.ndarray]] = {
     "centered": lambda stream: CenteredDiscreteGaussian(Fraction(20), 8).draw(CENTRES, stream),
     "discrete gaussian": lambda stream: DiscreteGaussian(Fraction(20)).draw(LENGTH, stream),
-    "skellam": lambda stream: Skellam(Fraction(400)).draw(LENGTH, stream),
+    "skellam": lambda stream: draw(SkellamDistribution(Fraction(400)), LENGTH, stream),
 }
 
 

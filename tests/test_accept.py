@@ -9,9 +9,8 @@ import pytest
 from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.plan import MechanismName, Policy, PrivacyTarget, calibrate
-from d2pfed.round import Attempt, accept, enrolled_in, session_of, sketch_of
-from d2pfed.round.invited import invited_session
+from d2pfed.plan import MechanismName, Policy, PrivacyTarget, Protocol, calibrate
+from d2pfed.round import Attempt, accept_invitation, enrolled_in, session_of, sketch_of
 from d2pfed.secagg import Consistency, decode_invitation, upload_bytes
 from d2pfed.secagg.draws import DrawTree, Opening, draw_cohort, draw_key
 from d2pfed.secagg.pairwise.messages import encode_invitation
@@ -35,6 +34,14 @@ LENIENT = Policy(
 
 def nothing(*inputs):
     """The check is not made."""
+
+
+def accept(plan, policy, invitation, roster=None, first_draw=0):
+    """What a client does: its policy first, then the invitation."""
+    enrolled = enrolled_in(roster)
+    policy.check(plan, enrolled)
+    policy.require_served(Protocol.PAIRWISE, plan, enrolled)
+    return accept_invitation(plan, invitation, policy.least_cohort, roster, first_draw)
 
 
 @cache
@@ -79,9 +86,9 @@ def accept_drawn(plan, invitation):
 def test_a_cohort_is_joined_from_the_clients_least_size_on():
     plan = make_plan()
     session, invitation = invite(plan, FIRST_DRAW)
-    assert invited_session(plan, invitation, COHORT, drawn_roster(), FIRST_DRAW) == session
+    assert accept_invitation(plan, invitation, COHORT, drawn_roster(), FIRST_DRAW) == session
     with pytest.raises(PeerError, match=f"at least {COHORT + 1} clients, got {COHORT}"):
-        invited_session(plan, invitation, COHORT + 1, drawn_roster(), FIRST_DRAW)
+        accept_invitation(plan, invitation, COHORT + 1, drawn_roster(), FIRST_DRAW)
 
 
 # --- verified draws ---
@@ -112,7 +119,7 @@ def test_a_draw_out_of_turn_is_refused(draw):
 
 
 def test_unless_draws_come_in_turn_the_server_picks_one_that_suits_it(monkeypatch):
-    monkeypatch.setattr("d2pfed.round.invited.require_draw_by_number", nothing)
+    monkeypatch.setattr("d2pfed.round.invitation.require_draw_by_number", nothing)
     plan, colluders = make_plan(), set(CLIENTS[: POPULATION // 4])
     best = max(range(2**DEPTH), key=lambda draw: len(colluders & set(cohort_of(plan, draw))))
     session = accept_drawn(plan, invite(plan, best)[1])
@@ -131,7 +138,7 @@ def test_an_attempt_that_the_plan_does_not_have_is_refused(number, attempt):
 
 
 def test_unless_attempts_are_counted_every_draw_has_its_turn(monkeypatch):
-    monkeypatch.setattr("d2pfed.round.invited.require_planned_number", nothing)
+    monkeypatch.setattr("d2pfed.round.invitation.require_planned_number", nothing)
     plan, colluders = make_plan(), set(CLIENTS[: POPULATION // 4])
     best = max(range(FIRST_DRAW, 2**DEPTH), key=lambda draw: len(colluders & set(cohort_of(plan, draw))))
     session = accept_drawn(plan, invite(plan, best, attempt=best - FIRST_DRAW)[1])
@@ -156,7 +163,7 @@ def test_a_seed_that_was_not_committed_to_is_refused():
 
 
 def test_unless_the_path_is_checked_the_server_names_the_cohort(monkeypatch):
-    monkeypatch.setattr("d2pfed.round.invited.require_path", nothing)
+    monkeypatch.setattr("d2pfed.round.invitation.require_path", nothing)
     session, invitation = chosen_cohort(make_plan())
     assert set(accept_drawn(make_plan(), invitation).cohort) == set(session.cohort) <= set(CLIENTS[:40])
 
@@ -183,7 +190,7 @@ def test_a_client_that_was_not_drawn_stays_away():
 
 
 def test_and_otherwise_its_session_would_be_another_one(monkeypatch):
-    monkeypatch.setattr("d2pfed.round.invited.require_in_cohort", nothing)
+    monkeypatch.setattr("d2pfed.round.invitation.require_in_cohort", nothing)
     with pytest.raises(PeerError, match="another plan, cohort or roster"):
         accept_drawn(make_plan(), uninvited(make_plan())[1])
 

@@ -8,19 +8,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from d2pfed.accounting.amplification import SampledRdp, has_rdp_profile, rdp_delta
-from d2pfed.accounting.events import (
-    Adjacency,
-    CohortSampling,
-    ContinuousGaussian,
-    DiscreteGaussianSum,
-    Release,
-    Sampling,
-    SkellamSum,
-    Unit,
-)
+from d2pfed.accounting.events import Adjacency, CohortSampling, Release, Sampling, Unit
+from d2pfed.accounting.laws import ContinuousGaussian, DiscreteGaussianSum, SkellamSum
 from d2pfed.accounting.losses import dominate
 from d2pfed.accounting.observers import RELEASED, account
+from d2pfed.accounting.profiles import WIDEST, SampledRdp, rdp_delta, rdp_width
 from support import oracle
 
 SKELLAM = SkellamSum(Fraction(40), 1000, Fraction(100), Fraction(22_700), 51_370)
@@ -75,7 +67,7 @@ def test_the_envelope_is_convex_symmetric_and_at_most_the_conversion():
     assert losses.masses.sum() + losses.infinite == pytest.approx(1, abs=1e-9)
 
 
-def test_skellam_noise_behind_a_cohort_costs_a_quarter_less_by_its_profile_and_more_than_a_gaussian():
+def test_sampled_skellam_noise_costs_between_gaussian_and_its_renyi_curve():
     found = released(SKELLAM)
     gaussian = released(ContinuousGaussian(200.0, 100.0))
     assert found.accountant == "pld"
@@ -89,7 +81,7 @@ def test_noise_of_two_kinds_behind_cohorts_composes_by_profiles():
 
 
 def test_noise_that_hides_nothing_has_no_profile():
-    assert has_rdp_profile(SKELLAM, 2)
+    assert rdp_width(SKELLAM, 2) < WIDEST
     dust = replace(SKELLAM, variance=Fraction(1, 10**6))
-    assert not has_rdp_profile(dust, 2)
+    assert rdp_width(dust, 2) == WIDEST
     assert released(dust, rounds=2).epsilon > 100

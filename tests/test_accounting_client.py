@@ -11,20 +11,10 @@ from scipy.stats import norm
 
 from d2pfed.accounting import client_epsilon
 from d2pfed.accounting.composition import filtered_epsilon
-from d2pfed.accounting.events import (
-    Adjacency,
-    BatchSampling,
-    BinomialSum,
-    CohortSampling,
-    ContinuousGaussian,
-    DiscreteGaussianSum,
-    Release,
-    Sampling,
-    SkellamSum,
-    Unit,
-)
-from d2pfed.accounting.gaussian import gaussian_epsilon
+from d2pfed.accounting.events import Adjacency, BatchSampling, CohortSampling, Release, Sampling, Unit
+from d2pfed.accounting.laws import BinomialSum, ContinuousGaussian, DiscreteGaussianSum, SkellamSum
 from d2pfed.accounting.observers import SERVER, account
+from d2pfed.accounting.profiles import gaussian_epsilon
 from d2pfed.errors import ConfigError
 from support.adjacencies import OF_CLIENTS
 
@@ -46,7 +36,7 @@ def row(noise, number=0, adjacency=Adjacency.REPLACE_ONE, run="run"):
     )
 
 
-def test_one_cpsgd_release_beside_gaussian_ones_is_finite_and_never_below_either_group():
+def test_cpsgd_beside_gaussians_is_finite_and_not_below_either():
     gaussian, binomial, skellam = [row(GAUSSIAN)] * 5, [row(BINOMIAL)], [row(SKELLAM)] * 2
     for groups in ((gaussian, binomial), (gaussian, skellam), (skellam, binomial), (gaussian, skellam, binomial)):
         alone = [client_epsilon(group, 1e-5) for group in groups]
@@ -118,7 +108,7 @@ def test_a_silos_own_coins_amplify_in_its_own_account(count):
     assert own < 0.6 * filtered_epsilon(Counter({OF_SILOS: count}), 2, 1e-5)
 
 
-def test_the_adjacency_of_a_plan_changes_nothing_for_records_and_another_silo_counts_its_own():
+def test_records_ignore_the_plans_adjacency():
     stated = [of_records("1/64"), of_records("1/64", adjacency=Adjacency.ADD_REMOVE)]
     several = replace(stated[1], batches=BatchSampling(Fraction("1/64"), max_silos=3))
     assert len({client_epsilon([release] * 30, 1e-5) for release in (*stated, several)}) == 1
@@ -144,7 +134,7 @@ def known_coins_delta(noise, count, epsilon):
     return norm.cdf(ratio / 2 - epsilon / ratio) - math.exp(epsilon) * norm.cdf(-ratio / 2 - epsilon / ratio)
 
 
-def test_cohorts_that_the_server_draws_amplify_nothing_and_the_twin_that_does_is_found():
+def test_cohorts_drawn_by_the_server_amplify_nothing():
     drawn = replace(row(OF_SILOS), sampling=CohortSampling(Sampling.FIXED, 64 * 20, 20))
     assert known_coins_delta(OF_SILOS, 30, client_epsilon([drawn] * 30, 1e-5)) <= 1e-5
     twin = [of_records(Fraction(drawn.sampling.cohort_size, drawn.sampling.population))] * 30

@@ -7,21 +7,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from d2pfed.accounting.events import (
-    Adjacency,
-    BinomialSum,
-    CohortSampling,
-    ContinuousGaussian,
-    DiscreteGaussianSum,
-    Release,
-    Sampling,
-    SkellamSum,
-    Unit,
-)
+from d2pfed.accounting import filters
+from d2pfed.accounting.events import Adjacency, CohortSampling, Release, Sampling, Unit
 from d2pfed.accounting.filters import Filter, PlanCost, ReferenceRound, milestones
-from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
+from d2pfed.accounting.laws import BinomialSum, ContinuousGaussian, DiscreteGaussianSum, SkellamSum
 from d2pfed.accounting.losses import profile_bounds
 from d2pfed.accounting.observers import RELEASED, SERVER, account
+from d2pfed.accounting.profiles import PairKind, SampledGaussian, gaussian_epsilon
 from d2pfed.errors import ConfigError
 
 DELTA = 1e-5
@@ -77,7 +69,7 @@ def test_no_plan_costs_nothing():
     assert charged.composed_epsilon == 0
 
 
-def test_the_same_plan_again_costs_its_own_rounds_and_the_budget_counts_them():
+def test_repeating_a_plan_costs_its_own_rounds():
     twice = alone(plan(attempts=100, max_participations=100))
     charged = Filter(1.03 * twice, DELTA, RELEASED).charge([FIRST, FIRST])
     assert charged.admitted
@@ -86,7 +78,7 @@ def test_the_same_plan_again_costs_its_own_rounds_and_the_budget_counts_them():
     assert not Filter(twice * (1 - 1e-3), DELTA, RELEASED).charge([FIRST, FIRST]).admitted
 
 
-def test_a_plan_of_another_kind_costs_enough_rounds_of_the_first_to_dominate_it():
+def test_another_kind_of_plan_costs_dominating_rounds_of_the_first():
     charged = Filter(2.0, DELTA, RELEASED).charge([FIRST, OTHER])
     assert charged.admitted
     exact = charged.composed_epsilon
@@ -99,7 +91,7 @@ def test_a_plan_of_another_kind_costs_enough_rounds_of_the_first_to_dominate_it(
 
 def test_domination_holds_at_every_epsilon_and_one_unit_fewer_is_too_few():
     reference = ReferenceRound.of(SampledGaussian(PairKind.FIXED_SIZE, 0.7, 0.01), 50, DELTA)
-    own = reference._losses(reference.pair)
+    own = filters._losses(reference, reference.pair)
     for other, count in (
         (SampledGaussian(PairKind.FIXED_SIZE, 0.9, 0.007), 30),
         (SampledGaussian(PairKind.POISSON_ZERO_OUT, 0.5, 0.01), 60),
@@ -107,7 +99,7 @@ def test_domination_holds_at_every_epsilon_and_one_unit_fewer_is_too_few():
     ):
         slack = 2e-7
         units = reference.units({other: count}, slack)
-        losses = reference._losses(other)
+        losses = filters._losses(reference, other)
 
         def missed(number, losses=losses, count=count):
             gaps = []
@@ -138,7 +130,7 @@ def test_a_plan_that_no_number_of_rounds_covers_is_added_up():
         assert not Filter(max(alone(FIRST), alone(later)), DELTA, RELEASED).charge([FIRST, later]).admitted
 
 
-def test_declared_plans_are_composed_exactly_in_any_order_and_need_not_all_run():
+def test_declared_plans_compose_exactly_in_any_order():
     both = account(
         [FIRST.release] * 50 + [replace(OTHER.release, run="other")] * 30,
         RELEASED,

@@ -11,7 +11,7 @@ from d2pfed.accounting import round_up
 
 
 @given(st.floats(min_value=0, allow_infinity=False), st.integers(1, 12))
-def test_what_is_printed_is_at_least_the_bound_and_less_than_a_digit_above_it(value, digits):
+def test_printed_epsilon_rounds_up_by_less_than_a_digit(value, digits):
     printed = round_up(value, digits)
     assert value <= float(printed)
     assert Fraction(printed) <= Fraction(value) * (1 + Fraction(10) ** (1 - digits))

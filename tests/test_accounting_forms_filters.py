@@ -8,24 +8,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from d2pfed.accounting import filters
 from d2pfed.accounting.amplification import cap_excess
 from d2pfed.accounting.composition import filtered_epsilon
-from d2pfed.accounting.events import (
-    Adjacency,
-    BatchSampling,
-    BinomialSum,
-    CohortSampling,
-    DiscreteGaussianSum,
-    Release,
-    Sampling,
-    SkellamSum,
-    Unit,
-)
+from d2pfed.accounting.events import Adjacency, BatchSampling, CohortSampling, Release, Sampling, Unit
 from d2pfed.accounting.filters import Filter, PlanCost, ReferenceRound, milestones
-from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
+from d2pfed.accounting.laws import BinomialSum, DiscreteGaussianSum, SkellamSum
 from d2pfed.accounting.losses import LossPmf
 from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, colluding
+from d2pfed.accounting.profiles import PairKind, SampledGaussian, gaussian_epsilon
 from d2pfed.errors import ConfigError
 
 DELTA = 1e-5
@@ -263,11 +253,12 @@ def test_milestones_share_delta_and_are_increasing():
             milestones(cost, stops, SERVER, DELTA)
 
 
-def test_each_declared_plan_is_begun_once():
-    one, two = plan(), plan(attempts=5)
-    assert filters._beyond([one, two, one], [one]) == [two, one]
-    assert filters._beyond([one, one], [one, one]) == []
-    assert filters._beyond([two], [one, two]) == []
+def test_each_declared_plan_is_begun_once(monkeypatch):
+    one, two, seen = plan(), plan(attempts=5), []
+    monkeypatch.setattr(Filter, "_filtered", lambda _self, _fixed, later, _exact: seen.append(later))
+    for begun, declared in (([one, two, one], (one,)), ([one, one], (one, one)), ([two], (one, two))):
+        Filter(100.0, DELTA, SERVER, declared).charge(begun)
+    assert seen == [[two, one]]
 
 
 def test_a_plan_has_attempts_and_a_cap():

@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from d2pfed.accounting import filters
 from d2pfed.accounting.amplification import cap_excess
-from d2pfed.accounting.composition import composed
-from d2pfed.accounting.events import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
+from d2pfed.accounting.composition import composed, surrogate
+from d2pfed.accounting.events import Adjacency, CohortSampling, Release, Sampling, Unit
 from d2pfed.accounting.filters import ReferenceRound
-from d2pfed.accounting.gaussian import (
+from d2pfed.accounting.laws import DiscreteGaussianSum
+from d2pfed.accounting.losses import COARSE, loss_distributions, profile_bounds
+from d2pfed.accounting.observers import RELEASED, SERVER, account
+from d2pfed.accounting.profiles import (
     PairKind,
     SampledGaussian,
     fixed_size_delta,
     gaussian_epsilon,
     poisson_add_delta,
 )
-from d2pfed.accounting.losses import profile_bounds
-from d2pfed.accounting.observers import RELEASED, SERVER, account
-from d2pfed.accounting.pld import COARSE, loss_distributions
-from d2pfed.accounting.surrogate import surrogate
 from support import oracle
 
 RADIUS = 3  # lattice steps per clip radius
@@ -220,7 +220,7 @@ def two_stages(menu, ratio):
     return float(np.trapezoid(p * later, z))
 
 
-def test_composing_loss_distributions_is_no_filter_where_plans_are_chosen_from_outputs():
+def test_composed_losses_are_no_filter_for_adaptively_chosen_plans():
     ratio, delta = math.exp(10.097), 1e-3
     for part in (COIN, PLAIN):
         assert two_stages([part], ratio) == pytest.approx(delta, rel=2e-3)
@@ -232,7 +232,7 @@ def test_what_is_charged_in_units_of_the_reference_holds_for_every_menu():
     slack = 1e-5
     units = reference.units({PLAIN: 1}, slack)
     ratios = np.exp(np.linspace(-3, 10, 27))
-    own = reference._losses(COIN)[0]
+    own = filters._losses(reference, COIN)[0]
     width = 1 << 13
     most = profile_bounds([(own, 1 + units)], width)[1]
     places = np.minimum(np.maximum(np.log(ratios) / own.step, 0), width - 1).astype(int)
@@ -263,7 +263,7 @@ def test_a_run_begun_amid_another_is_covered_by_what_both_were_charged():
         begun = np.max([profile(part, np.exp(logs)) for part in parts], axis=0)
         return np.array([before(begun, math.exp(log)) for log in logs[::20]])
 
-    own = reference._losses(COIN)[0]
+    own = filters._losses(reference, COIN)[0]
     most = profile_bounds([(own, 2 + units)], width := 1 << 13)[1]
     kinds = [np.interp(logs, logs[::20], with_the_other_round([part])) for part in (COIN, PLAIN)]
     for epsilon in (0.5, 2.0, 6.0, 10.0):

@@ -2,20 +2,20 @@
 
 import pytest
 
-from d2pfed.accounting.amplification import Accountant, Grid, epsilon_of
+from d2pfed.accounting.amplification import Accountant, epsilon_of
 from d2pfed.accounting.binomial import cpsgd_epsilon
 from d2pfed.accounting.composition import composed
 from d2pfed.accounting.events import Adjacency, CohortSampling, Sampling
-from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
-from d2pfed.accounting.pld import FINE, loss_distributions
+from d2pfed.accounting.losses import COARSE, FINE, loss_distributions
+from d2pfed.accounting.profiles import PairKind, SampledGaussian, gaussian_epsilon
 
 DIGITS = CohortSampling(Sampling.FIXED, 100_000, 100)
 IMAGES = CohortSampling(Sampling.FIXED, 2_000, 10)
 
 
-def fixed(z, rounds, accountant, sampling=DIGITS, grid=Grid.FINE):
+def fixed(z, rounds, accountant, sampling=DIGITS, points=FINE):
     return epsilon_of(
-        z, sampling, rounds, adjacency=Adjacency.REPLACE_ONE, delta=1e-5, accountant=accountant, grid=grid
+        z, sampling, rounds, adjacency=Adjacency.REPLACE_ONE, delta=1e-5, accountant=accountant, points=points
     )
 
 
@@ -65,7 +65,7 @@ def test_the_tight_conversion_on_the_same_curve(z, epsilon):
     ],
 )
 def test_the_pld_accountant_gives_the_known_epsilon_for_fixed_size_cohorts(z, rounds, epsilon):
-    fine, coarse = (fixed(z, rounds, Accountant.PLD, grid=grid) for grid in (Grid.FINE, Grid.COARSE))
+    fine, coarse = (fixed(z, rounds, Accountant.PLD, points=points) for points in (FINE, COARSE))
     assert fine == pytest.approx(epsilon, abs=1.5e-4)
     assert fine <= coarse <= 1.01 * fine
 
@@ -101,7 +101,7 @@ def test_the_table_of_noise_multipliers(target, z_by_rounds):
         assert below < target < above
 
 
-def test_secret_coins_of_records_need_less_noise_than_cohorts_of_known_size():
+def test_secret_record_coins_need_less_noise_than_fixed_cohorts():
     def secret(ratio, kind):
         pair = SampledGaussian(kind, ratio, 1e-3)
         return composed(loss_distributions([(pair, 100)], 1e-5, FINE)).epsilon(1e-5)

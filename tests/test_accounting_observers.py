@@ -8,18 +8,8 @@ from itertools import pairwise
 import pytest
 
 from d2pfed.accounting.amplification import Accountant, cap_excess, epsilon_of
-from d2pfed.accounting.events import (
-    Adjacency,
-    BinomialSum,
-    CohortSampling,
-    ContinuousGaussian,
-    DiscreteGaussianSum,
-    Release,
-    Sampling,
-    SkellamSum,
-    Unit,
-)
-from d2pfed.accounting.gaussian import gaussian_epsilon
+from d2pfed.accounting.events import Adjacency, CohortSampling, Release, Sampling, Unit
+from d2pfed.accounting.laws import BinomialSum, ContinuousGaussian, DiscreteGaussianSum, SkellamSum
 from d2pfed.accounting.observers import (
     ALONE,
     CLIENT,
@@ -31,6 +21,7 @@ from d2pfed.accounting.observers import (
     colluding,
     upper_bound,
 )
+from d2pfed.accounting.profiles import gaussian_epsilon
 from d2pfed.cli.show import epsilons
 from d2pfed.errors import ConfigError
 from d2pfed.secagg.pairwise.neighbors import COHORT_BITS
@@ -121,7 +112,7 @@ def test_observers_print_as_they_are_named():
     ]
 
 
-def test_the_released_number_is_that_of_the_tight_gaussian_within_half_a_per_cent_of_noise():
+def test_released_epsilon_is_within_half_a_percent_of_the_tight_gaussian():
     def by_gaussian(z):
         return epsilon_of(z, FIXED, 100, adjacency=Adjacency.REPLACE_ONE, delta=1e-5, accountant=Accountant.PLD)
 
@@ -239,7 +230,7 @@ def test_a_retry_at_half_time_costs_next_to_nothing():
     assert whole < retried < 1.01 * whole
 
 
-def test_a_partition_takes_its_next_block_for_a_retry_and_a_block_used_twice_counts_twice():
+def test_a_retry_takes_the_next_block_and_a_repeated_block_counts_twice():
     apart = [row(0, sampling=ONCE, participants=(1, 2)), row(0, sampling=ONCE, attempt=1, participants=(3, 4))]
     again = [row(0, sampling=ONCE, participants=(1, 2)), row(0, sampling=ONCE, attempt=1, participants=(2, 4))]
     one, both = (gaussian_epsilon(1e-5, math.sqrt(count) * 16 / 20) for count in (1, 2))
@@ -324,7 +315,7 @@ def test_noise_of_two_kinds_composes_and_binomial_stands_alone():
             epsilon([row(0), row(1, BINOMIAL)], observer)
 
 
-def test_noise_that_is_too_narrow_for_its_dimension_costs_infinity_or_close_to_it():
+def test_noise_too_narrow_for_its_dimension_costs_nearly_infinity():
     narrow = DiscreteGaussianSum(Fraction(1), 100, Fraction(8), 65_536)
     assert epsilon(rows(100, narrow, NONE), SERVER, max_participations=100) == math.inf
 
@@ -387,7 +378,7 @@ def test_a_cap_that_may_bind_is_charged_to_delta():
     assert cap_excess(FIXED, 100, 1) > 1e-5
 
 
-def test_releases_that_are_too_many_for_the_fine_grid_are_accounted_for_on_the_coarse_one():
+def test_too_many_releases_for_the_fine_grid_use_the_coarse_one():
     """Both are upper bounds; what is left without either, Renyi curves, needs more than twice the noise."""
     wide = [row(0, ContinuousGaussian(17.2, 1.0), CohortSampling(Sampling.FIXED, 400, 40))] * 110_000
     fine = account(wide, RELEASED, delta=1e-3, max_participations=110_000)

@@ -7,20 +7,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from d2pfed.accounting.composition import composed
-from d2pfed.accounting.events import (
-    Adjacency,
-    CohortSampling,
-    DiscreteGaussianSum,
-    Release,
-    Sampling,
-    SkellamSum,
-    Unit,
-)
-from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
+from d2pfed.accounting.composition import composed, surrogate
+from d2pfed.accounting.events import Adjacency, CohortSampling, Release, Sampling, Unit
+from d2pfed.accounting.laws import DiscreteGaussianSum, SkellamSum
+from d2pfed.accounting.losses import COARSE, loss_distributions
 from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, account, colluding
-from d2pfed.accounting.pld import COARSE, loss_distributions
-from d2pfed.accounting.surrogate import surrogate
+from d2pfed.accounting.profiles import PairKind, SampledGaussian, gaussian_epsilon
 from support import oracle
 from support.adjacencies import OF_CLIENTS
 
@@ -124,7 +116,7 @@ def test_the_cells_reject_noise_of_clients_who_dropped_out():
         compare_cells(hopeful)
 
 
-def test_the_cells_reject_the_discrete_sum_taken_for_a_gaussian_of_its_own_width():
+def test_the_cells_reject_a_gaussian_of_the_discrete_sums_own_width():
     def no_smoothing(variance, survivors, colluders, radius, adjacency, delta):
         ratio = adjacency.radii * float(radius) / math.sqrt(variance * (survivors - colluders))
         return gaussian_epsilon(delta, ratio)

@@ -15,11 +15,11 @@ from dp_accounting.pld import privacy_loss_distribution as peer_losses
 from dp_accounting.rdp import RdpAccountant
 from scipy.stats import qmc
 
-from d2pfed.accounting.amplification import Accountant, Grid, epsilon_of
+from d2pfed.accounting.amplification import Accountant, epsilon_of
 from d2pfed.accounting.composition import composed
 from d2pfed.accounting.events import Adjacency, CohortSampling, Sampling
-from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
-from d2pfed.accounting.pld import COARSE, loss_distributions
+from d2pfed.accounting.losses import COARSE, loss_distributions
+from d2pfed.accounting.profiles import PairKind, SampledGaussian, gaussian_epsilon
 from d2pfed.accounting.rdp import (
     gaussian_moments,
     gaussian_rdp,
@@ -168,7 +168,6 @@ def test_the_replace_one_sensitivity_is_counted_once():
                 adjacency=adjacency,
                 delta=1e-5,
                 accountant=accountant,
-                grid=Grid.FINE,
             )
             for sigma, radii, adjacency in ((1.0, 2, Adjacency.REPLACE_ONE), (1.0, 1, Adjacency.ZERO_OUT))
         )

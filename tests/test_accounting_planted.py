@@ -10,11 +10,12 @@ import pytest
 
 from d2pfed.accounting import filters, losses
 from d2pfed.accounting.amplification import cap_excess
-from d2pfed.accounting.events import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
+from d2pfed.accounting.events import Adjacency, CohortSampling, Release, Sampling, Unit
 from d2pfed.accounting.filters import Filter, PlanCost, ReferenceRound
-from d2pfed.accounting.gaussian import PairKind, SampledGaussian
-from d2pfed.accounting.losses import decayed_sums, dominate, profile_bounds, tail_epsilon
+from d2pfed.accounting.laws import DiscreteGaussianSum
+from d2pfed.accounting.losses import decayed_sums, dominate, profile_bounds
 from d2pfed.accounting.observers import RELEASED
+from d2pfed.accounting.profiles import PairKind, SampledGaussian, tail_epsilon
 
 DELTA = 1e-5
 FIXED = CohortSampling(Sampling.FIXED, 100_000, 1000)
@@ -93,7 +94,7 @@ def units_cover_both_orders(_monkeypatch):
     other, slack = SampledGaussian(PairKind.FIXED_SIZE, 0.5, 0.1), 1e-4
     units = reference.units({other: 5}, slack)
     for order in (0, 1):
-        own, true = reference._losses(reference.pair)[order], reference._losses(other)[order]
+        own, true = filters._losses(reference, reference.pair)[order], filters._losses(reference, other)[order]
         lower, upper = profile_bounds([(true, 5)], 1 << 14)[0], profile_bounds([(own, units)], 1 << 14)[1]
         assert np.max(lower - upper) <= slack
 

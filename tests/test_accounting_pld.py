@@ -7,15 +7,16 @@ import mpmath
 import numpy as np
 import pytest
 
-from d2pfed.accounting.gaussian import (
+from d2pfed.accounting.losses import decayed_sums, dominate
+from d2pfed.accounting.profiles import (
     PairKind,
     SampledGaussian,
     fixed_size_delta,
     gaussian_delta,
     poisson_add_delta,
     poisson_replace_delta,
+    tail_epsilon,
 )
-from d2pfed.accounting.losses import decayed_sums, dominate, tail_epsilon
 
 
 def profile(losses, epsilons):
@@ -78,7 +79,7 @@ def test_profiles_under_poisson_sampling_equal_forty_digit_integrals(ratio, rate
     assert poisson_add_delta(np.array([-np.log1p(-rate) * 1.001]), ratio, rate)[0] == 0
 
 
-def test_the_tail_of_a_profile_that_is_small_from_the_start_begins_at_epsilon_zero():
+def test_a_small_profiles_tail_begins_at_epsilon_zero():
     part = SampledGaussian(PairKind.FIXED_SIZE, 1.0, 1e-9)
     assert tail_epsilon(part.forward, 1e-8) == 0
     for tail, rate in product((1e-3, 1e-9, 1e-200), (0.5, 0.01)):

@@ -10,9 +10,8 @@ import pytest
 
 from d2pfed.accounting import losses
 from d2pfed.accounting.composition import composed
-from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
-from d2pfed.accounting.losses import LossPmf, profile_bounds, tilted_epsilon
-from d2pfed.accounting.pld import COARSE, loss_distributions
+from d2pfed.accounting.losses import COARSE, LossPmf, loss_distributions, profile_bounds, tilted_epsilon
+from d2pfed.accounting.profiles import PairKind, SampledGaussian, gaussian_epsilon
 from test_accounting_peers import spread
 
 SMALL = LossPmf(0.25, -3, np.array([0.25, 0.125, 0.0, 0.25, 0.25, 0.0, 0.0625, 0.0625]), 0.0)
@@ -127,6 +126,6 @@ def test_a_profile_is_between_its_bounds_where_a_transform_rounds_most(width):
 
 
 def test_the_comparison_rejects_a_transform_that_is_not_tilted(monkeypatch):
-    monkeypatch.setattr(losses, "_slope", lambda _laws, _log: 1e-3)
+    monkeypatch.setattr(losses, "_root", lambda _is_below: 1e-3)
     with mpmath.workdps(50):
         assert tilted_epsilon([(SMALL, 30)], 1e-20) > 1.1 * exact_epsilon([(SMALL, 30)], 1e-20)

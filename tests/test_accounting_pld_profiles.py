@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.special import log_ndtr
 
-from d2pfed.accounting import gaussian
-from d2pfed.accounting.gaussian import (
+from d2pfed.accounting import profiles
+from d2pfed.accounting.profiles import (
     PairKind,
     SampledGaussian,
     fixed_size_delta,
@@ -79,9 +79,9 @@ def shortfalls(number):
             for epsilon, found, true in zip(
                 epsilons(ratio, rate, out),
                 (
-                    gaussian.fixed_size_delta,
-                    gaussian.poisson_add_delta,
-                    gaussian.poisson_replace_delta,
+                    profiles.fixed_size_delta,
+                    profiles.poisson_add_delta,
+                    profiles.poisson_replace_delta,
                 ),
                 (true_known_size, true_added, true_replaced),
                 strict=True,
@@ -116,7 +116,7 @@ def test_epsilon_of_a_gaussian_holds_at_its_delta_at_every_ratio():
 
 
 def test_the_checks_reject_a_difference_of_tails(monkeypatch):
-    monkeypatch.setattr(gaussian, "gaussian_delta", difference_of_tails)
+    monkeypatch.setattr(profiles, "gaussian_delta", difference_of_tails)
     assert broken(200) > 10
     assert max(shortfalls(50)) > 1
 

@@ -10,17 +10,17 @@ import pytest
 
 from d2pfed.accounting import rdp
 from d2pfed.accounting.binomial import Sensitivity, binomial_epsilon
-from d2pfed.accounting.events import DiscreteGaussianSum
-from d2pfed.accounting.gaussian import (
+from d2pfed.accounting.composition import TOTAL_SLACK, smoothing_gap, surrogate
+from d2pfed.accounting.laws import DiscreteGaussianSum, SkellamSum
+from d2pfed.accounting.losses import dominate
+from d2pfed.accounting.profiles import (
     PairKind,
     SampledGaussian,
     fixed_size_delta,
     gaussian_delta,
     gaussian_epsilon,
 )
-from d2pfed.accounting.losses import dominate
 from d2pfed.accounting.rdp import gaussian_moments, mironov_conversion, tight_conversion, without_replacement_rdp
-from d2pfed.accounting.surrogate import TOTAL_SLACK, smoothing_gap, surrogate
 from support import oracle
 
 ORDERS = np.array([1.1, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0])
@@ -50,7 +50,10 @@ def check_real_sums(curve):
 
 
 def test_sums_around_real_centres_stay_below_the_bound():
-    check_real_sums(rdp.real_centered_sum_rdp)
+    def claimed(orders, *, sigma, contributors, shift, dimension):
+        return DiscreteGaussianSum(Fraction(sigma), contributors, Fraction(shift), dimension).rdp(1, orders)
+
+    check_real_sums(claimed)
 
 
 def test_the_check_rejects_a_bound_without_the_lattice_term():
@@ -61,7 +64,7 @@ def test_the_check_rejects_a_bound_without_the_lattice_term():
         check_real_sums(no_lattice)
 
 
-def test_a_discrete_gaussian_has_the_gaussian_curve_at_integer_orders_and_less_between():
+def test_a_discrete_gaussian_has_the_gaussian_curve_at_integer_orders():
     for sigma, shift in product((1.0, 2.0, 3.0), (1, 2, 4)):
         p, q = sum_pair(sigma, 1, shift, 0)
         for order in (2, 3, 5):
@@ -81,13 +84,17 @@ def check_skellam(curve):
         assert np.all(claimed >= exact * (1 - 1e-9)), f"below at {variance}, {shift}"
 
 
+def skellam_curve(orders, *, variance, shift, l1_shift):
+    return SkellamSum(Fraction(variance), 1, Fraction(shift), Fraction(l1_shift), 1).rdp(1, orders)
+
+
 def test_skellam_stays_below_its_bound():
-    check_skellam(rdp.skellam_rdp)
+    check_skellam(skellam_curve)
 
 
 def test_the_check_rejects_a_variance_that_is_two_per_cent_too_large():
     def overstated(orders, *, variance, shift, l1_shift):
-        return rdp.skellam_rdp(orders, variance=1.02 * variance, shift=shift, l1_shift=l1_shift)
+        return skellam_curve(orders, variance=1.02 * variance, shift=shift, l1_shift=l1_shift)
 
     with pytest.raises(AssertionError, match="below"):
         check_skellam(overstated)
@@ -157,7 +164,7 @@ def test_the_surrogate_loses_less_than_half_a_per_cent_of_sigma():
     assert 100 * smooth.slack <= TOTAL_SLACK * (1 + 1e-9)
 
 
-def test_the_surrogate_works_for_one_contributor_and_is_refused_for_narrow_noise():
+def test_the_surrogate_covers_one_contributor_and_refuses_narrow_noise():
     alone = surrogate(DiscreteGaussianSum(Fraction(20), 1, Fraction(10), 65_536), 2000)
     assert alone.sigma > 0.995 * 20
     assert surrogate(DiscreteGaussianSum(Fraction(1, 2), 1, Fraction(10), 1), 1) is None
@@ -188,7 +195,7 @@ def test_the_gaussian_epsilon_ends_on_the_private_side():
         assert epsilon == 0 or gaussian_delta(epsilon * (1 - 1e-8), ratio) > delta
 
 
-def test_the_tight_conversion_is_sound_for_gaussians_and_never_above_the_published_one():
+def test_the_tight_conversion_is_sound_and_never_above_the_published_one():
     orders = np.geomspace(1.01, 1000, 4000)
     for ratio, delta in product((0.05, 0.5, 2.0, 10.0), (1e-9, 1e-5, 1e-2)):
         curve = rdp.gaussian_rdp(orders, ratio)

@@ -27,7 +27,7 @@ from d2pfed.accounting import (
     colluding,
 )
 from d2pfed.accounting.filters import Filter, PlanCost
-from d2pfed.accounting.gaussian import (
+from d2pfed.accounting.profiles import (
     fixed_size_delta,
     poisson_add_delta,
     several_coins_add_delta,
@@ -89,7 +89,7 @@ def test_epsilons_are_those_of_the_theory(honest, silos, adjacency, expected):
     assert expected * 0.995 <= found <= expected * 1.025
 
 
-def test_every_observer_sees_amplified_sums_with_the_noise_it_does_not_know():
+def test_observers_see_amplified_sums_with_the_noise_they_do_not_know():
     whole = release(silo_noise(8))
     assert epsilon(whole, 1000, CLIENT) == epsilon(release(silo_noise(7)), 1000)
     assert epsilon(whole, 1000, colluding(4)) == epsilon(release(silo_noise(4)), 1000)
@@ -234,7 +234,7 @@ def test_the_games_reject_coins_that_the_observer_knows():
     assert rejected(truth, lambda d: claimed(1.5, 0.25, 1, "add-remove", d))
 
 
-def test_the_games_reject_a_batch_size_that_is_sent_and_a_divisor_that_follows_it():
+def test_games_reject_a_batch_size_that_is_sent_and_its_divisor():
     """The observer sees the size of the batch of four records, or a mean whose noise tells it."""
     law, size_seen = noise_law(1.5), []
     for value in EPSILONS:

@@ -115,7 +115,7 @@ def test_more_right_guesses_never_refute_less():
     assert found == sorted(found)
     assert found[0] == 0 < found[-1]
     with pytest.raises(ConfigError, match="correct <= guesses <= canaries"):
-        one_run_gaussian_epsilon(10, 5, 6, 1e-5, 0.05)
+        one_run_epsilon(10, 5, 6, 1e-5, 0.05)
 
 
 @pytest.mark.parametrize(
@@ -264,13 +264,15 @@ def job(epsilon, mechanism="centered"):
     return job_of(load_task("digits"), epsilon=epsilon, mechanism=mechanism, **wanted)
 
 
-def audited(epsilon, **changes):
-    trained = job(epsilon, **changes)
-    return audit_training(trained, 100, SerialBackend, lambda _record: True, entropy=Entropy.replay(b"coins"))
+def audited(epsilon, confidence=0.95, **changes):
+    trained, coins = job(epsilon, **changes), Entropy.replay(b"coins")
+    return audit_training(trained, 100, SerialBackend, lambda _record: True, entropy=coins, confidence=confidence)
 
 
 def test_canaries_stay_below_the_claim():
-    found = audited(0.5)
+    found = audited(
+        0.5, confidence=1 - 1e-6
+    )  # the noise is the system's: a bound of 95 % fails one time in twenty
     assert found.present == found.canaries == 100
     assert max(found.lower, found.gaussian) < found.claimed <= 0.5
     assert not found.is_refuted

@@ -15,8 +15,7 @@ import pytest
 
 import d2pfed
 import d2pfed.certificate_verifier as verifier
-from d2pfed.api.certificate_page import registry_entry
-from d2pfed.api.certify import certify, check_ledger
+from d2pfed.api.certify import certify, check_ledger, registry_entry
 from d2pfed.errors import D2PFedError
 from d2pfed.ledger import Budget, Ledger
 from d2pfed.ledger.files import files_digest, software_digest

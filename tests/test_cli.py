@@ -166,7 +166,7 @@ def test_a_ledger_that_is_not_there_is_one_line_and_no_ledger_is_made(run, tmp_p
     assert not (tmp_path / "misspelt.sqlite").exists()
 
 
-def test_declared_runs_are_within_the_budget_together_or_there_is_no_ledger(run, tmp_path):
+def test_declared_runs_must_fit_the_budget_together(run, tmp_path):
     assert run(f"{TINY} --delta 1e-3 --max-participations 2")[0] == 0
     line = "ledger create {} --epsilon {} --delta 1e-3 --max-participations 2 --declare runs/tiny/plan.json"
     assert run(line.format("rich.sqlite", 31))[0] == 0
@@ -198,7 +198,7 @@ def test_a_signal_stops_the_run_after_its_round_and_is_its_exit_status(run, monk
     assert signal.getsignal(number) is not None
 
 
-def test_a_run_out_of_attempts_has_its_own_exit_status_and_the_test_data_closed(run, tmp_path):
+def test_a_run_out_of_attempts_has_its_own_exit_status(run, tmp_path):
     status, out, _ = run(f"{TINY} --lost 0,0,0,1 --json")
     summary = json.loads(out)
     assert status == 3

@@ -7,12 +7,12 @@ import pytest
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import Client, Consistency, Delivery, Enrolment, Session, decode_invitation
-from d2pfed.secagg.pairwise import client as client_module
 from d2pfed.secagg.pairwise import messages
 from d2pfed.secagg.pairwise.keys import JoinedClients
 from d2pfed.secagg.pairwise.messages import encode_invitation
 from d2pfed.secagg.pairwise.phases import Advertised, Confirmed, Finished, Masked, Shared
-from d2pfed.secagg.wire import MessageKind, Reader, frame, subset_of
+from d2pfed.secagg.wire import MessageKind, frame, subset_of
+from support.decoding import decode_advertisement
 from support.federation import (
     MODEL,
     PHASES,
@@ -112,9 +112,7 @@ def test_the_same_entropy_gives_other_secrets_in_every_session():
         other = replace(session, **change)
         for rank, client in enumerate(other.cohort):
             machine = Client(other, client, lambda task, model, seed: one_hot(session, 7), Entropy.replay(b"one"))
-            advertisement = messages.decode_advertisement(
-                other, rank, machine.receive(encode_invitation(other, rank))
-            )
+            advertisement = decode_advertisement(other, rank, machine.receive(encode_invitation(other, rank)))
             seen |= {
                 advertisement.seal_public,
                 advertisement.mask_public,
@@ -171,7 +169,7 @@ def test_each_phase_has_forgotten_the_secrets_of_the_one_before():
 
 def fresh_copy(machine):
     copy = Client.__new__(Client)
-    copy._local, copy._phase = machine._local, machine.phase
+    copy._local, copy.phase = machine._local, machine.phase
     return copy
 
 
@@ -210,12 +208,12 @@ def with_other_keys(session):
 
 def test_a_client_insists_on_its_own_keys():
     machine, request = with_other_keys(make_session(8))
-    with pytest.raises(PeerError, match="own leaf"):
+    with pytest.raises(PeerError, match="own advertisement"):
         machine.receive(request)
 
 
-def test_unless_its_own_keys_come_back_a_client_goes_on_with_keys_that_are_not_its_own(monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_own_leaf", lambda listed, own: None)
+def test_without_the_own_key_check_a_client_uses_foreign_keys(monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.checks.require_own", lambda listed, own: None)
     machine, request = with_other_keys(make_session(8))
     assert machine.receive(request)
 
@@ -266,7 +264,7 @@ def test_an_invitation_that_contradicts_its_digest_is_refused(change):
 
 @pytest.mark.parametrize("change", OTHER_NAMES, ids=str)
 def test_unless_names_are_compared_a_contradictory_invitation_is_answered(change, monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_invited", lambda session, client, invited: None)
+    monkeypatch.setattr("d2pfed.secagg.checks.require_agreed", lambda invited, agreed: None)
     machine, invitation = misnamed(change)
     assert machine.receive(invitation)
 
@@ -306,7 +304,7 @@ def test_a_contribution_that_does_not_fit_is_our_own_mistake_and_final(vector):
         machine.receive(log[2][0])
 
 
-def test_a_contribution_is_made_from_the_model_that_was_sent_and_left_as_it_was():
+def test_a_contribution_leaves_the_sent_model_unchanged():
     session = make_session(8)
     seen = []
     vector = one_hot(session, session.cohort[0])
@@ -357,5 +355,7 @@ def test_all_phases_are_named():
 @pytest.mark.parametrize("is_replayed", [True, False])
 def test_saved_entropy_keeps_the_mark_of_a_replay(is_replayed):
     entropy = Entropy(bytes(range(32)), is_replayed=is_replayed)
-    reader = Reader(client_module._pack_entropy(entropy))
-    assert client_module._read_entropy(reader).is_replayed is is_replayed
+    session = make_session(8)
+    client, contribute = session.cohort[0], lambda task, model, seed: one_hot(session, 7)
+    saved = Client(session, client, contribute, entropy).save()
+    assert Client.restore(session, client, contribute, saved).phase.entropy == entropy

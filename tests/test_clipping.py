@@ -15,7 +15,7 @@ from safetensors.numpy import save
 from typer.testing import CliRunner
 
 from d2pfed.accounting import SERVER, Adjacency, CohortSampling, Release, Sampling, Unit, account
-from d2pfed.accounting.events import DiscreteGaussianSum
+from d2pfed.accounting.laws import DiscreteGaussianSum
 from d2pfed.api import Job, Settings
 from d2pfed.cli import app
 from d2pfed.errors import ConfigError, DamagedFile, PeerError, TooFewClients
@@ -206,7 +206,7 @@ def test_an_exhaustive_search_finds_the_claimed_epsilon_and_no_more():
         assert oracle.delta(law(one), law(left), claimed(codec.radius)) <= 1e-3
 
 
-def test_the_search_rejects_a_radius_without_the_bit_and_a_bit_that_is_not_centred():
+def test_the_search_rejects_a_radius_without_the_bit_and_an_uncentered_bit():
     adaptive = AdaptiveClip(beta=1.0, **LIMITS)
     codec, found = points(lambda x: adaptive.vector(x, 1.0), adaptive.radius)
     left, right = worst(found)
@@ -597,7 +597,7 @@ def test_a_round_without_its_clip_is_refused_and_so_is_one_too_many():
             round_of(own, direction, clip)
 
 
-def test_a_transport_that_sends_no_clip_is_refused_before_anything_is_charged(tmp_path):
+def test_a_transport_without_clip_is_refused_before_any_charge(tmp_path):
     plan, diary = calibrate(target()), Diary()
     attempts = Attempting(plan, lambda _number: tuple(range(COHORT)), lambda *_: pytest.fail("asked"))
     with pytest.raises(ConfigError, match="tells its clients no clip"):

@@ -20,7 +20,7 @@ from d2pfed.noise.codec import (
     stochastic_round,
 )
 from d2pfed.numerics.randomness import Entropy, Stream, digest
-from d2pfed.numerics.rotation import Hadamard, RandomPhase
+from d2pfed.numerics.rotation import Hadamard, RandomPhase, seeded_bits
 
 SEED = bytes(range(32))
 
@@ -86,7 +86,7 @@ def test_the_squared_norm_is_exact_where_64_bits_would_overflow():
     assert squared_norm(np.array([1 << 62, 1], np.int64), 1000) == 1000**2 + 1
 
 
-def test_the_squared_norm_is_exact_for_the_largest_entries_that_are_squared():
+def test_the_squared_norm_is_exact_for_the_largest_entries():
     """Entries have 25 bits and a sign, so squares are up to 2^50; a larger entry is too long for every radius."""
     for count in (4095, 4096, 4097, 8192, 20_000):
         assert squared_norm(np.full(count, -(2**25), np.int64), 1) == count * 2**50
@@ -118,7 +118,7 @@ def test_a_long_vector_is_scaled_to_the_clip_and_keeps_its_direction():
 
 
 @pytest.mark.parametrize("dithered", [False, True])
-def test_long_vectors_come_out_four_radii_below_the_bound_on_their_square_on_average(dithered):
+def test_long_vectors_average_four_radii_below_the_norm_bound(dithered):
     """What rounding adds on average is taken off before, and four radii more, as much as it varies; nothing else."""
     radius, length, seeds = 125, 2**14, 32
     update = 1000 * np.sin(np.arange(length)).astype(np.float32)
@@ -264,7 +264,7 @@ def test_the_norm_that_is_clipped_by_is_that_of_all_coordinates(length):
 
 
 @pytest.mark.parametrize("dithered", [False, True])
-def test_rows_that_rounding_lifts_beyond_the_radius_are_shrunk_and_not_added_as_they_are(dithered, monkeypatch):
+def test_rows_rounded_beyond_the_radius_are_shrunk(dithered, monkeypatch):
     """With no room left for rounding, about half of all rows come out too long at first."""
     codec = Codec(rotation=Hadamard(64), clip=1.0, granularity=6.4)
     monkeypatch.setattr(Codec, "_reach", lambda self, _dithered: float(self.grid_radius))
@@ -278,14 +278,14 @@ def test_rows_that_rounding_lifts_beyond_the_radius_are_shrunk_and_not_added_as_
 
 
 @pytest.mark.parametrize("dithered", [False, True])
-def test_the_kernel_adds_nearly_every_row_itself_and_as_it_is_prepared_alone(dithered):
+def test_the_kernel_adds_rows_as_they_are_prepared_alone(dithered):
     """The few rows that it leaves are done one by one, far more slowly."""
     codec = Codec(rotation=Hadamard(64), clip=1.0, granularity=0.1)
     rows = 3 * Stream(bytes(32)).words(200 * 64).astype(np.float32).reshape(200, 64) / 2.0**64 - 1.5
     dithers = np.stack([codec.dither(Stream(digest(n))) for n in range(200)])
     totals, left = np.zeros((200, codec.length), np.int64), np.ones(200, np.bool_)
     scales = (codec._grid_per_unit, codec._reach(dithered), codec.grid_radius, codec.grid_radius)
-    signs, drawn = codec.rotation.signs(SEED), dithers if dithered else dithers[:0]
+    signs, drawn = seeded_bits(SEED, codec.rotation.dimension), dithers if dithered else dithers[:0]
     _add_rows(rows, np.arange(200), signs, scales, drawn, totals, left)
     assert left.sum() <= 2
     for row in np.flatnonzero(~left):

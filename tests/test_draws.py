@@ -299,11 +299,5 @@ def test_a_tree_out_of_range_is_refused(depth):
         DrawTree(ENTROPY, depth)
 
 
-def test_an_opening_of_other_sizes_is_refused():
-    for seed, path in ((bytes(31), ()), (bytes(32), (bytes(33),))):
-        with pytest.raises(ConfigError, match="32 bytes"):
-            Opening(seed, path)
-
-
 if __name__ == "__main__":
     print(json.dumps(make_vectors(), indent=1))

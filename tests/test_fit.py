@@ -199,7 +199,7 @@ def test_clients_of_no_and_one_example_take_part(is_plain):
     assert result.history[-1].survivors == 20
 
 
-def test_a_client_whose_data_are_not_finite_contributes_zero_and_is_counted_in_the_clear():
+def test_a_client_with_infinite_data_contributes_zero():
     data = pairs()
     whole = [(x * 0, y) for x, y in data]
     broken = [(x * torch.nan, y) if k % 2 else whole[k] for k, (x, y) in enumerate(data)]
@@ -486,7 +486,7 @@ def test_a_target_may_leave_out_what_fit_fills_in_and_nothing_else():
             replace(target, **wrong)
 
 
-def test_the_default_target_holds_against_the_server_colluders_and_dropouts():
+def test_the_default_target_holds_against_colluders_and_dropouts():
     scope = scope_of(DEFAULT_TARGET, dimension=100, population=2000, rounds=None, cohort_size=None)
     target = scope.target
     assert (str(target.against), target.sampling, target.epsilon) == ("server", "once", 1.0)
@@ -495,7 +495,7 @@ def test_the_default_target_holds_against_the_server_colluders_and_dropouts():
 
 
 @pytest.mark.parametrize(("population", "rounds"), [(10_000, range(20, 31)), (100_000, range(100, 101))])
-def test_rounds_and_cohorts_are_chosen_from_population_dimension_and_epsilon(population, rounds):
+def test_rounds_and_cohorts_follow_population_dimension_and_epsilon(population, rounds):
     scope = scope_of({}, dimension=8000, population=population, rounds=None, cohort_size=None)
     assert scope.rounds in rounds
     assert scope.target.max_attempts == scope.rounds + -(-scope.rounds // 10)

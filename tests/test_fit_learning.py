@@ -7,9 +7,9 @@ from torch import nn
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning import (
+    Examples,
     LocalTrainer,
     LocalTraining,
-    Rows,
     SequentialTrainer,
     UserClients,
     fixed_content,
@@ -93,7 +93,7 @@ def test_arrays_become_what_torch_s_modules_take():
     assert kept.labels.dtype == torch.float32
 
 
-@pytest.mark.parametrize("empty", [None, [], (), ([], []), (torch.zeros(0, 4), torch.zeros(0)), Rows(None)])
+@pytest.mark.parametrize("empty", [None, [], (), ([], []), (torch.zeros(0, 4), torch.zeros(0)), Examples(None)])
 def test_no_data_have_no_rows(empty):
     assert len(rows_of(empty)) == 0
 

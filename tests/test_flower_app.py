@@ -107,7 +107,7 @@ def with_epochs(client: int) -> Train:
     return train
 
 
-def test_another_configuration_of_the_run_for_the_victim_alone_gives_no_sum(server, monkeypatch):
+def test_another_run_configuration_for_the_victim_gives_no_sum(server, monkeypatch):
     task = encode_task(server.layout, {"lr": 0.1}, {"local-epochs": 2})
 
     def app_of(client: int) -> ClientApp:

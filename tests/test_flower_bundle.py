@@ -87,7 +87,6 @@ def test_an_app_that_was_installed_before_is_not_loaded(tmp_path, monkeypatch):
     pin = hashlib.sha256(content).hexdigest()
     planted(home / "apps" / f"tests.own.1.0.0.{pin[:8]}")
     source = PinnedApp(pin, tmp_path)
-    source.preload()
     for run in (run_of(), run_of("tests/own", "../../elsewhere")):
         with source.load(run, SimpleNamespace(content=content)) as app:
             assert app.whose == "pinned"

@@ -330,7 +330,7 @@ def test_the_whole_run_works_without_a_roster_where_everyone_says_so(tmp_path, m
     assert (params[:5] > 0.1).all()
 
 
-def test_an_error_of_the_clients_own_tells_the_server_nothing_of_its_machine(tmp_path, server, caplog):
+def test_a_clients_own_error_tells_the_server_nothing(tmp_path, server, caplog):
     app, message = (
         make_app(one_hot(0)),
         make_message(to_record(RequestKind.ANNOUNCEMENT, server.announcement().encode()), 100),
@@ -377,12 +377,10 @@ def test_a_client_without_a_directory_is_refused_with_what_to_do(monkeypatch):
         config_of(make_context(0, None))
 
 
-def test_a_simulated_client_is_not_enrolled_and_a_configured_directory_takes_precedence(
-    monkeypatch, tmp_path, directory
-):
+def test_a_configured_directory_overrides_a_simulated_client(monkeypatch, tmp_path, directory):
     monkeypatch.setenv(SIMULATION_VARIABLE, str(tmp_path))
-    assert config_of(make_context(3, None)).consistency is Consistency.ASSUMED
-    assert config_of(make_context(3, directory)).consistency is Consistency.SIGNED
+    assert config_of(make_context(3, None)).secret is None
+    assert config_of(make_context(3, directory)).secret is not None
 
 
 def is_free(lock) -> bool:
@@ -440,7 +438,7 @@ def test_wild_numbers_in_an_announcement_are_refused(server, found):
     server.invite()  # it is as before
 
 
-def test_a_plan_below_the_clients_policy_is_refused_also_after_it_was_agreed_on(server, directory):
+def test_a_plan_below_policy_is_refused_even_after_agreement(server, directory):
     text = (directory / "client.toml").read_text()
     (directory / "client.toml").write_text(text.replace("least_cohort = 3", "least_cohort = 6"))
     with pytest.raises(ConfigError, match="policy"):

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 import d2pfed
-from d2pfed.deploy.config import default_anchor, init_client, read_client_config
+from d2pfed.deploy.config import default_anchor, init_client, make_secret, read_client_config, read_secret
 from d2pfed.deploy.rosters import accept_roster, current_roster
-from d2pfed.deploy.signing_keys import make_secret, read_secret
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger.client_log import Entry
 from d2pfed.secagg.crypto import signing_public
-from d2pfed.secagg.pairwise.graph import Consistency
 from support.enrolled_clients import anchor_in, directory_of, enrol
 
 AUTHORITY = bytes(range(32))
@@ -32,7 +30,8 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_a_new_directory_can_be_read_and_its_log_has_begun(directory):
     read = read_client_config(directory)
-    assert (read.client, read.authority, read.consistency) == (7, AUTHORITY, Consistency.SIGNED)
+    assert (read.client, read.authority) == (7, AUTHORITY)
+    assert read.secret is not None
     assert read.policy.least_cohort == 10
     assert read.policy.least_colluders == 0.1
     assert [row.entry for row in read.log.read().rows] == [Entry.OPENING]

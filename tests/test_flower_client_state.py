@@ -74,7 +74,7 @@ def test_an_attempt_is_over_when_its_time_is(tmp_path):
             SavedPhases(tmp_path).take(SESSION)
 
 
-def test_what_is_over_damaged_or_left_by_a_crash_is_erased_and_the_rest_is_kept(tmp_path, caplog):
+def test_expired_damaged_and_abandoned_state_is_erased(tmp_path, caplog):
     SavedPhases(tmp_path).save(SESSION, saved())
     SavedPhases(tmp_path).save(OTHER, saved(99, begun=-100))
     folder = tmp_path / "states"
@@ -166,7 +166,7 @@ def test_a_run_keeps_the_terms_that_it_was_announced_with(tmp_path, change, refu
     runs.accept("another run", replace(TERMS, **change))
 
 
-def test_a_run_may_be_announced_again_under_a_newer_roster_with_draws_of_its_own(tmp_path):
+def test_a_run_may_be_announced_again_under_a_newer_roster(tmp_path):
     runs = AcceptedRuns(tmp_path)
     for terms in (TERMS, TERMS, replace(TERMS, roster=b"newer", first_draw=0, allowed=b"another policy")):
         runs.accept("a run", terms)

@@ -13,25 +13,24 @@ from typer.testing import CliRunner
 
 from d2pfed.cli import app
 from d2pfed.deploy.account import ClientSpending
-from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.positions import Positions
+from d2pfed.deploy.config import read_client_config, read_secret
 from d2pfed.deploy.rosters import (
     DrawCommitment,
     Draws,
+    Positions,
     current_roster,
     make_draws,
     next_roster,
     read_roster,
     shown_positions,
 )
-from d2pfed.deploy.signing_keys import read_secret
 from d2pfed.deploy.state import AcceptedRuns, RunTerms
 from d2pfed.errors import ConfigError, DamagedFile, LedgerError
 from d2pfed.ledger.client_log import Entry
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg.crypto import signing_public
-from d2pfed.secagg.position import sign_position
+from d2pfed.secagg.roster import sign_position
 from support.crash_moments import Disk, lay_out
 from support.enrolled_clients import directory_of, enrol, make_plan, sign_roster
 
@@ -249,7 +248,7 @@ def test_a_client_that_is_removed_must_be_there(tmp_path, first):
     assert sign_roster(tmp_path, {}, first.roster, None, removed=frozenset({2})).roster.clients == (0, 1)
 
 
-def test_renewing_a_roster_by_command_takes_floors_from_what_the_server_kept(tmp_path, federation):
+def test_renewing_a_roster_takes_floors_from_the_server(tmp_path, federation):
     command("client", "enrol", tmp_path / "c9", tmp_path / "roster")
     config = read_client_config(tmp_path / "c9")
     head = config.log.read().head

@@ -43,7 +43,7 @@ def test_the_guide_shows_the_change_as_it_is(name):
     assert "\n".join(diff) in GUIDE
 
 
-def test_the_examples_epsilon_is_accepted_by_the_client_that_the_guide_enrols(tmp_path):
+def test_a_client_enrolled_by_the_guide_accepts_the_examples_epsilon(tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
     pytest.importorskip("torch", reason="the example trains with torch (extra `train`)")
     from d2pfed.deploy.targets import complete_target, trained_sizes  # noqa: PLC0415

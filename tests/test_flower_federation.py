@@ -23,8 +23,7 @@ from loopback import Federation, end, make_certificate, make_node_key
 
 from d2pfed.deploy.account import ClientSpending
 from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.positions import Positions
-from d2pfed.deploy.rosters import read_roster
+from d2pfed.deploy.rosters import Positions, read_roster
 from d2pfed.ledger import RowKind, read_rows
 from d2pfed.ledger.client_log import Entry
 from d2pfed.ledger.rows import Head
@@ -212,7 +211,7 @@ def test_the_server_and_peers_remember_how_far_each_client_was(federated):
         assert at_server[client].count >= len(history.bodies(Entry.BEGUN))
 
 
-def test_what_clients_report_beside_their_arrays_never_reaches_the_superlink(federated):
+def test_client_reports_beside_arrays_never_reach_the_superlink(federated):
     files = [path for path in federated.federation.directory.iterdir() if path.name.startswith("superlink")]
     stored = b"".join(path.read_bytes() for path in files)
     assert b"num-examples" in stored  # the app's own source is there, so what is searched for could be found

@@ -4,7 +4,6 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
-from d2pfed.deploy import federation as registry
 from d2pfed.deploy import transport as grid_module
 from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import ConfigError
@@ -33,7 +32,7 @@ def test_a_silent_client_is_not_waited_for_once_a_quorum_has_answered(tmp_path):
     assert committed(tmp_path) == [(0, 1, 2, 3)] * 2
 
 
-def test_a_client_that_never_comes_is_not_waited_for_once_a_quorum_is_there(tmp_path, caplog):
+def test_a_quorum_does_not_wait_for_a_client_that_never_comes(tmp_path, caplog):
     plan, roster, grid = make_plan(rounds=2), enrol(tmp_path, 5), make_grid(tmp_path, clients=4)
     with caplog.at_level("INFO", "d2pfed.deploy"):
         start(make_strategy(plan, tmp_path, roster, deadlines=DAYS), grid, timeout=100_000.0)
@@ -68,7 +67,7 @@ def test_the_others_have_as_long_again_as_the_quorum_took(monkeypatch):
 
 
 def test_an_announcement_that_was_lost_is_made_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(grid_module, "_AGAIN_SECONDS", 0.01)
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
     lost = []
 

@@ -89,14 +89,18 @@ def test_behind_drawn_cohorts_no_client_keeps_a_state(tmp_path, monkeypatch):
     assert max(drawn(tmp_path / "kept", monkeypatch)) > 0
 
 
-def test_without_the_names_of_what_is_trained_buffers_are_trained_or_refused(tmp_path):
+def test_without_trained_names_buffers_are_trained_or_refused(tmp_path):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
     with pytest.raises(ConfigError, match="counters and other buffers are no parameters"):
         make_strategy(plan, tmp_path, roster).start(grid, initial(), 1)
 
 
+def local_array(name, array):
+    return LocalArray(name, array.shape, array.dtype.name, array.tobytes())
+
+
 def layout() -> Layout:
-    return Layout((ArraySpec("params", (4,), "float32"),), (LocalArray.of("mean", np.zeros(2, np.float32)),))
+    return Layout((ArraySpec("params", (4,), "float32"),), (local_array("mean", np.zeros(2, np.float32)),))
 
 
 def test_a_layout_with_local_arrays_is_read_back():
@@ -110,7 +114,7 @@ def test_what_was_kept_is_used_if_it_fits(tmp_path):
     arrays.keep(layout(), {"mean": np.array([1, 2], np.float32), "params": np.ones(4, np.float32)})
     assert arrays.load(layout())["mean"].tolist() == [1.0, 2.0]
     assert LocalArrays(tmp_path, "another", make_plan()).load(layout())["mean"].tolist() == [0.0, 0.0]
-    wider = Layout(layout().entries, (LocalArray.of("mean", np.zeros(3, np.float32)),))
+    wider = Layout(layout().entries, (local_array("mean", np.zeros(3, np.float32)),))
     assert arrays.load(wider)["mean"].tolist() == [0.0] * 3
 
 
@@ -128,8 +132,8 @@ def test_a_damaged_file_is_as_before_the_first_round(tmp_path, caplog):
     [
         (lambda: LocalArray("a", (2,), "complex64", bytes(16)), "must be of float16"),
         (lambda: LocalArray("a", (2,), "float32", bytes(4)), "must have the bytes of its shape"),
-        (lambda: LocalArray.of("a", np.zeros(1 << 20, np.float32)), "send only what is trained"),
-        (lambda: Layout(layout().entries, (LocalArray.of("params", np.zeros(1)),)), "names of their own"),
+        (lambda: local_array("a", np.zeros(1 << 20, np.float32)), "send only what is trained"),
+        (lambda: Layout(layout().entries, (local_array("params", np.zeros(1)),)), "names of their own"),
         (lambda: Layout.of({"a": np.zeros(1, np.float32)}, ["b"]), "lack 'b'"),
     ],
 )

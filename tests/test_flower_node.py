@@ -131,6 +131,23 @@ def test_a_local_app_answers_for_its_own_name_only():
         source.load(run_of(own[0], "9.9.9"), bundle()).__enter__()
 
 
+def answered(monkeypatch, app) -> list[object]:
+    """What happens when a message comes for an app, in order."""
+    done = []
+    message = make_message(RecordDict(), 100)
+    monkeypatch.setattr(runtime, "pull_task_input", lambda _client: (message, "context", run_of(), bundle()))
+    monkeypatch.setattr(runtime, "push_message", lambda _client, reply, context: done.append((reply, context)))
+    monkeypatch.setattr(
+        runtime, "push_task_output", lambda **output: done.extend((output["sub_status"], output["details"]))
+    )
+    monkeypatch.setattr(
+        runtime, "HeartbeatSender", lambda _send: SimpleNamespace(start=lambda: done.append("heartbeat"))
+    )
+    source = SimpleNamespace(load=lambda _run, _fab: nullcontext(app))
+    runtime.answer(runtime.Runtime("127.0.0.1:1", None, None), "token", source)
+    return done
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -139,21 +156,20 @@ def test_a_local_app_answers_for_its_own_name_only():
         (runtime.FileError("/home/alice/client"), "this client failed; its own log says why"),
     ],
 )
-def test_the_server_hears_rules_and_nothing_else(error, said):
+def test_the_server_hears_rules_and_nothing_else(error, said, monkeypatch):
     def fail(message: Message, context: object) -> Message:
         raise error
 
-    source = SimpleNamespace(load=lambda run, fab: nullcontext(fail))
-    runtime_message = make_message(RecordDict(), 100)
-    reply, status, details = runtime._reply(source, runtime_message, None, run_of(), bundle())
-    assert (reply.error.reason, status, details) == (said, runtime.SubStatus.FAILED, said)
+    done = answered(monkeypatch, fail)
+    assert done[1][0].error.reason == said
+    assert done[2:] == [runtime.SubStatus.FAILED, said]
 
 
 def test_a_rehearsal_loads_what_messages_need():
     node.rehearse()
 
 
-def test_messages_are_answered_in_forks_and_one_that_hangs_holds_up_no_other(tmp_path, monkeypatch, caplog):
+def test_a_hanging_message_does_not_hold_up_others(tmp_path, monkeypatch, caplog):
     tokens = ["stuck", "one", "bad", "two"]
     monkeypatch.setattr(runtime, "acquire", lambda _client: tokens.pop(0) if tokens else None)
 
@@ -189,7 +205,7 @@ def test_a_fork_ends_although_an_app_has_closed_its_streams(monkeypatch):
     finally:
         if os.getpid() != test:
             os._exit(9)
-    ((child, _),) = forks._begun.items()
+    ((child, _),) = forks.begun.items()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -205,16 +221,8 @@ def test_a_node_that_is_not_reached_has_no_message():
 
 
 def test_a_message_is_pulled_answered_and_pushed(monkeypatch):
-    done = []
-    message = make_message(RecordDict(), 100)
-    monkeypatch.setattr(runtime, "pull_task_input", lambda _client: (message, "context", run_of(), bundle()))
-    monkeypatch.setattr(runtime, "push_message", lambda _client, reply, context: done.append((reply, context)))
-    monkeypatch.setattr(runtime, "push_task_output", lambda **output: done.append(output["sub_status"]))
-    beats = SimpleNamespace(start=lambda: done.append("heartbeat"))
-    monkeypatch.setattr(runtime, "HeartbeatSender", lambda _send: beats)
-    source = SimpleNamespace(load=lambda _run, _fab: nullcontext(lambda message, context: "the answer"))
-    runtime.answer(runtime.Runtime("127.0.0.1:1", None, None), "token", source)
-    assert done == ["heartbeat", ("the answer", "context"), runtime.SubStatus.COMPLETED]
+    done = answered(monkeypatch, lambda message, context: "the answer")
+    assert done == ["heartbeat", ("the answer", "context"), runtime.SubStatus.COMPLETED, ""]
 
 
 def test_the_pauses_of_a_supernode_are_short_while_messages_come(monkeypatch):

@@ -1,9 +1,9 @@
 from concurrent.futures import ThreadPoolExecutor
 
-from d2pfed.deploy import positions
-from d2pfed.deploy.positions import Positions
+from d2pfed.deploy import rosters as positions
+from d2pfed.deploy.rosters import Positions
 from d2pfed.numerics.randomness import digest
-from d2pfed.secagg.position import Position
+from d2pfed.secagg.roster import Position
 from support.crash_moments import Disk, lay_out
 
 

@@ -5,9 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from d2pfed.deploy import requests
 from d2pfed.deploy.layout import ArraySpec, Layout, decode_model, decode_task, encode_model, encode_task
-from d2pfed.deploy.requests import ExchangeRequest, RunAcceptance, RunAnnouncement
+from d2pfed.deploy.requests import (
+    PLAN_VERSION,
+    ExchangeRequest,
+    RunAcceptance,
+    RunAnnouncement,
+    own_versions,
+)
 from d2pfed.errors import ConfigError, PeerError
+from d2pfed.secagg.wire import VERSION
 
 
 def test_layouts_come_back_and_refuse_what_is_no_parameter():
@@ -111,8 +119,40 @@ def test_a_damaged_announcement_is_refused(damage):
 
 @pytest.mark.parametrize("size", [0, 7, 9, 73, 2048])
 def test_an_acceptance_has_an_exact_size(size):
-    with pytest.raises(PeerError, match="must have an identity and a signature"):
-        RunAcceptance.decode(bytes(size))
+    with pytest.raises(PeerError, match=r"must have an identity and a signature|more bytes were expected"):
+        RunAcceptance.decode(RunAcceptance(7, b"").encode()[:-8] + bytes(size))
+
+
+OTHER = {"wire": ("9.9", 77, PLAN_VERSION), "plan": ("9.9", VERSION, 77)}
+
+
+@pytest.mark.parametrize("other", OTHER.values(), ids=OTHER)
+def test_a_client_refuses_a_server_of_another_version_and_says_its_own(monkeypatch, other):
+    own = own_versions()
+    monkeypatch.setattr(requests, "own_versions", lambda: other)
+    sent = ANNOUNCED.encode() + b"what a later version adds"
+    monkeypatch.undo()
+    theirs, ours = (f"d2pfed '{each[0]}' (wire {each[1]}, plan {each[2]})" for each in (other, own))
+    with pytest.raises(PeerError) as refused:
+        RunAnnouncement.decode(sent)
+    assert str(refused.value) == f"the server has {theirs}, and this side has {ours}: they do not fit"
+
+
+@pytest.mark.parametrize("other", OTHER.values(), ids=OTHER)
+def test_a_server_refuses_a_client_of_another_version(monkeypatch, other):
+    monkeypatch.setattr(requests, "own_versions", lambda: other)
+    answer = RunAcceptance(7, b"").encode()
+    monkeypatch.undo()
+    with pytest.raises(PeerError, match=r"the client has d2pfed '9.9' .*: they do not fit"):
+        RunAcceptance.decode(answer)
+
+
+def test_another_release_of_the_same_versions_is_taken(monkeypatch):
+    monkeypatch.setattr(requests, "own_versions", lambda: ("9.9", VERSION, PLAN_VERSION))
+    announced, accepted = ANNOUNCED.encode(), RunAcceptance(7, b"").encode()
+    monkeypatch.undo()
+    assert RunAnnouncement.decode(announced) == ANNOUNCED
+    assert RunAcceptance.decode(accepted) == RunAcceptance(7, b"")
 
 
 LONG = {

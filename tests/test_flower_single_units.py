@@ -66,6 +66,7 @@ NO_VECTOR = {
     "two arrays": lambda: iter([ROWS[:1], ROWS[1:2]]),
     "endless": lambda: iter(lambda: ROWS[:1], None),
     "too short": lambda: iter([ROWS[:1, :4]]),
+    "one number": lambda: iter([ROWS[:1, :1]]),
     "flat": lambda: iter([ROWS[0]]),
     "whole numbers": lambda: iter([np.ones((1, 5), np.int64)]),
     "words": lambda: iter([[["a"] * 5]]),

@@ -26,8 +26,8 @@ from d2pfed.ledger import RowKind, decode_release, keystore, read_rows
 from d2pfed.ledger.client_log import Entry
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.round.standing import StandingRun
-from d2pfed.secagg.pairwise import checks
-from d2pfed.secagg.standing import checks as standing_checks
+from d2pfed.secagg import checks
+from d2pfed.secagg.standing import server as standing_server
 from d2pfed.secagg.wire import MessageKind, kind_of
 from support.enrolled_clients import DIMENSION, anchor_in, directory_of, enrol, make_plan, noise_bound
 from support.local_grid import make_grid, make_strategy, start
@@ -131,7 +131,7 @@ def test_a_missing_silo_voids_the_attempt_which_stays_charged_to_everyone(tmp_pa
     assert "void and stays charged" in caplog.text
 
 
-def test_a_silo_that_is_gone_is_left_out_and_one_without_keys_gets_a_new_epoch(tmp_path):
+def test_a_missing_silo_is_left_out_and_one_without_keys_gets_an_epoch(tmp_path):
     plan = make_plan(rounds=2)
     roster, grid = federation(tmp_path)
     lost = {3}
@@ -307,7 +307,7 @@ def test_a_silo_whose_budget_is_spent_is_left_out_and_sends_nothing(tmp_path):
     assert np.abs(params - exact(range(5), range(4))).max() < 2 * noise_bound(plan, CLIENTS)
 
 
-def test_a_silo_that_says_it_is_there_and_sends_nothing_is_not_asked_for_ever(tmp_path):
+def test_a_silo_that_announces_itself_and_sends_nothing_is_dropped(tmp_path):
     plan = make_plan(rounds=1)
     roster, grid = federation(tmp_path)
     grid.coming = lambda client, message: (
@@ -358,7 +358,7 @@ def third_round(tmp_path):
     return last.release.participants
 
 
-def test_a_restored_silo_is_found_out_by_its_peers_even_if_the_server_forgets(tmp_path):
+def test_peers_find_a_restored_silo_even_if_the_server_forgets(tmp_path):
     """Its peers do not become ready and return what they remember; the server passes it on; the silo marks itself."""
     restored_between_rounds(tmp_path, forgets=True)()
     assert (anchor_in(tmp_path, 1) / "mark").exists()
@@ -368,8 +368,8 @@ def test_a_restored_silo_is_found_out_by_its_peers_even_if_the_server_forgets(tm
 @pytest.fixture
 def deaf(monkeypatch):
     """Silo 1 runs a program that does not care where others say they have met it."""
-    check = checks.require_server_position
-    monkeypatch.setattr(checks, "require_server_position", lambda *given: None if given[2] == 1 else check(*given))
+    check = checks.require_in_chain
+    monkeypatch.setattr(checks, "require_in_chain", lambda *given: None if given[2] == 1 else check(*given))
 
 
 @pytest.mark.parametrize("forgets", [False, True])
@@ -382,7 +382,7 @@ def test_a_restored_silo_that_comes_all_the_same_is_left_out(tmp_path, deaf, cap
 
 def test_unless_it_is_left_out_a_restored_silo_stops_all_others(tmp_path, deaf, monkeypatch):
     go_on = restored_between_rounds(tmp_path, forgets=False)
-    monkeypatch.setattr(standing_checks, "require_later_position", lambda *_: None)
+    monkeypatch.setattr(standing_server, "require_later_position", lambda *_: None)
     with pytest.raises(TooFewClients):
         go_on()
 

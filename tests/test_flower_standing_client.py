@@ -9,17 +9,13 @@ import pytest
 from d2pfed.deploy.account import ClientAccount, ClientSpending
 from d2pfed.deploy.config import read_client_config
 from d2pfed.deploy.layout import encode_model, encode_task
-from d2pfed.deploy.positions import Positions
 from d2pfed.deploy.requests import HAS_KEYS, HAS_NO_KEYS, RequestKind
+from d2pfed.deploy.rosters import Positions
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.client_log import Entry
 from d2pfed.round import Attempt, StandingRun, epoch_of
-from d2pfed.secagg.position import sign_position
-from d2pfed.secagg.standing.messages import (
-    StandingRequest,
-    encode_standing_invitation,
-    encode_standing_request,
-)
+from d2pfed.secagg.roster import sign_position
+from d2pfed.secagg.standing import epoch as epochs
 from support.enrolled_clients import DIMENSION, directory_of, enrol, make_plan, sign_roster
 from support.malicious_server import LAYOUT, MaliciousServer
 
@@ -55,7 +51,7 @@ class StandingServer(MaliciousServer):
         """The answer to an invitation to an epoch between these silos."""
         silos = tuple(range(SILOS)) if silos is None else silos
         epoch = epoch_of(self.plan, self.run, self.roster.roster, silos, **({"epoch": 9, "first": 0} | changes))
-        frame = encode_standing_invitation(
+        frame = epochs.encode_invitation(
             epoch, epoch.rank(client), self.roster.roster.serial, self.remembered.get(client)
         )
         return self.ask_frame(client, frame)
@@ -124,12 +120,12 @@ def test_a_run_of_another_roster_is_not_gone_on_with(server):
 
 def test_an_invitation_for_another_silo_is_refused(server):
     epoch = epoch_of(server.plan, server.run, server.roster.roster, tuple(range(SILOS)))
-    frame = encode_standing_invitation(epoch, 1, server.roster.roster.serial, None)
+    frame = epochs.encode_invitation(epoch, 1, server.roster.roster.serial, None)
     with pytest.raises(PeerError, match="this is client 0, the invitation is for client 1"):
         server.ask_frame(0, frame)
 
 
-def test_an_epoch_of_another_plan_or_of_more_silos_than_planned_begins_nothing(server):
+def test_an_unplanned_epoch_begins_nothing(server):
     before = config_of(server).log.read()
     with pytest.raises(PeerError, match="was agreed on with another plan or roster"):
         replace(server, plan=make_plan(SILOS, rounds=5)).invite()
@@ -139,7 +135,7 @@ def test_an_epoch_of_another_plan_or_of_more_silos_than_planned_begins_nothing(s
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_an_epoch_that_begins_at_a_charged_step_is_refused_and_begins_nothing(server, first):
+def test_an_epoch_that_begins_at_a_charged_step_is_refused(server, first):
     for number in range(2):
         server.step(0, number)  # steps 0 and 1 of the run
     before = config_of(server).log.read()
@@ -149,7 +145,7 @@ def test_an_epoch_that_begins_at_a_charged_step_is_refused_and_begins_nothing(se
     assert server.invite(first=2)
 
 
-def test_a_step_that_was_charged_is_not_computed_again_with_keys_that_came_back(server):
+def test_a_charged_step_is_not_computed_again_with_restored_keys(server):
     """A copy of the keys from before the step: the log still says what they were used for."""
     at = Attempt(server.run, 0, 0)
     step = server.standing.step(at, server.standing.members(at))
@@ -157,9 +153,9 @@ def test_a_step_that_was_charged_is_not_computed_again_with_keys_that_came_back(
     server.standing.collect(step, MODEL, encode_task(LAYOUT, {"server-round": 1}))
     shutil.rmtree(server.directory / "keys")
     shutil.copytree(server.directory / "copy", server.directory / "keys")
-    other = StandingRequest(step, encode_task(LAYOUT, {"server-round": 2}), MODEL)
+    other = epochs.Request(step, encode_task(LAYOUT, {"server-round": 2}), MODEL)
     with pytest.raises(PeerError, match="step 0 was charged before"):
-        server.ask_frame(0, encode_standing_request(step.epoch, 0, other))
+        server.ask_frame(0, epochs.encode_request(step.epoch, 0, other))
     assert rows(server).count(Entry.CHARGE) == 1
 
 
@@ -194,7 +190,7 @@ def test_a_silo_remembers_where_it_has_met_the_others(server):
         assert [position.count] == begun
 
 
-def test_a_silo_that_was_met_where_its_log_has_never_been_refuses_everything(server):
+def test_a_silo_met_beyond_its_log_refuses_everything(server):
     config = config_of(server)
     server.remembered[0] = sign_position(config.secret, server.roster.roster.authority, 0, 7, bytes(32))
     with pytest.raises(PeerError, match="was rolled back or cloned"):

@@ -246,7 +246,7 @@ def test_a_rotation_that_two_attempts_share_is_caught_by_itself(tmp_path, monkey
 
 
 @pytest.mark.parametrize("label", ["d2pfed pair mask", "d2pfed self mask", "d2pfed box"])
-def test_masks_and_ciphertexts_that_are_bound_to_nothing_are_caught_by_themselves(tmp_path, monkeypatch, label):
+def test_unbound_masks_and_ciphertexts_are_caught(tmp_path, monkeypatch, label):
     def unbound(shared, name, *path):
         return HKDF(bytes(32), name, *path[1:]) if name == label else HKDF(shared, name, *path)
 

@@ -136,7 +136,7 @@ def test_a_member_that_does_not_sign_says_why():
     member = session.members[0]
     data = frame(MessageKind.LATTICE_SIGNATURE, session.digest, member, bytes(64), bytes(3))
     with pytest.raises(PeerError, match="say whom it has met later"):
-        messages.decode_signature(session, member, data)
+        messages.decode_signature(session, session.rank(member), data)
 
 
 def rank(matrix) -> int:
@@ -162,16 +162,16 @@ def rank(matrix) -> int:
         ({"dimension": 0}, "dimension"),
         ({"members": (7, 10)}, "a committee must be"),
         ({"run": ""}, "a run"),
-        ({"plan_digest": b""}, "digests"),
+        ({"plan_digest": b""}, "a digest must have"),
         ({"bits": 21}, "bits must be in"),
-        ({"secret": 0, "committee": Committee(24, 3, 16, 13, 0)}, "secrets have 0 numbers"),
+        ({"secret": 0, "committee": Committee(24, 3, 16, 13, 0)}, "a secret must have"),
         ({"signed": False, "draw": 1}, "only a roster's cohorts"),
         ({"round": -1}, "counters"),
         ({"cohort": (5, 3)}, "strictly increasing"),
         ({"cohort": (5, 5)}, "strictly increasing"),
-        ({"cohort": (3, 1 << 64)}, "below 2"),
+        ({"cohort": (3, 1 << 64)}, "identities must be in"),
         ({"committee": Committee(24, 3, 21, 13, 0)}, "an attempt needs 26 members"),
-        ({"committee": Committee(24, 3, 15, 13, 0)}, "16 be packed"),
+        ({"committee": Committee(24, 3, 15, 13, 0)}, "16 numbers must be packed"),
         ({"committee": Committee(24, 3, 16, 25, 0)}, "share an honest member"),
     ],
 )
@@ -212,7 +212,7 @@ def test_the_server_learns_where_clients_stand():
 def test_nobody_signs_where_nobody_is_enrolled():
     federation = LatticeFederation(make_session(24, signed=False))
     agreeing = federation.gather()
-    assert len(agreeing.outbox()) == 0
+    assert len(agreeing.outbox) == 0
     with pytest.raises(PeerError, match="was not asked"):
         agreeing.receive(federation.session.members[0], b"")
 

@@ -7,7 +7,7 @@ import pytest
 
 from d2pfed.errors import PeerError, TooFewClients
 from d2pfed.numerics.randomness import Entropy, Stream, digest
-from d2pfed.secagg import crypto
+from d2pfed.secagg import crypto, wire
 from d2pfed.secagg.lattice import checks, masks, messages, opening
 from d2pfed.secagg.lattice import field as fields
 from d2pfed.secagg.lattice import server as lattice_server
@@ -18,6 +18,7 @@ from d2pfed.secagg.lattice.messages import Opened
 from d2pfed.secagg.lattice.parameters import Committee
 from d2pfed.secagg.lattice.server import Convening, Invitations
 from d2pfed.secagg.lattice.session import model_digest
+from d2pfed.secagg.wire import MessageKind
 from support.evil import LOW_ORDER
 from support.federation import MODEL, TASK, enrolment_secret, position_of
 from support.lattice import LatticeFederation, make_session, quick, small_committee
@@ -55,8 +56,8 @@ def lying(session, members, lie):
     def change(name, client, answer):
         if name != "open" or client not in members:
             return answer
-        opened = messages.decode_opening(session, client, len(session.cohort), answer)
-        return messages.encode_opening(session, client, lie(session.place(client), opened))
+        opened = messages.decode_opening(session, session.rank(client), len(session.cohort), answer)
+        return messages.encode_opening(session, session.rank(client), lie(session.place(client), opened))
 
     return change
 
@@ -232,11 +233,11 @@ def off_the_code(session, client, places, columns=slice(None)):
     def change(name, sender, answer):
         if name != "contribute" or sender != client:
             return answer
-        said = messages.decode_contribution(session, client, session.committee.size, answer)
+        said = messages.decode_contribution(session, session.rank(client), session.committee.size, answer)
         said.boxes[list(places), columns] = off(
             said.boxes[list(places), columns], np.arange(1, len(places) + 1)[:, None]
         )
-        return messages.encode_contribution(session, client, said)
+        return messages.encode_contribution(session, session.rank(client), said)
 
     return change
 
@@ -287,11 +288,15 @@ def test_members_cannot_frame_honest_clients_by_lying_in_a_trace():
         if client not in session.members or session.place(client) not in liars:
             return answer
         if name == "open":
-            said = messages.decode_opening(session, client, SURVIVORS, answer)
-            return messages.encode_opening(session, client, replace(said, sums=off(said.sums, client)))
+            said = messages.decode_opening(session, session.rank(client), SURVIVORS, answer)
+            return messages.encode_opening(
+                session, session.rank(client), replace(said, sums=off(said.sums, client))
+            )
         if name == "trace":
-            said = messages.decode_trace(session, client, SURVIVORS, answer)
-            return messages.encode_trace(session, client, off(said, np.arange(SURVIVORS) * client + 1))
+            said = messages.decode_trace(session, session.rank(client), SURVIVORS, answer)
+            return messages.encode_trace(
+                session, session.rank(client), off(said, np.arange(SURVIVORS) * client + 1)
+            )
         return answer
 
     with pytest.raises(TooFewClients) as found:
@@ -311,9 +316,9 @@ def test_members_cannot_frame_an_honest_member():
     def loss(name, client, answer):
         if name != "open" or session.place(client) not in liars:
             return answer
-        said = messages.decode_opening(session, client, SURVIVORS, answer)
+        said = messages.decode_opening(session, session.rank(client), SURVIVORS, answer)
         return messages.encode_opening(
-            session, client, replace(said, seeds=off(said.seeds, shift[session.place(client)]))
+            session, session.rank(client), replace(said, seeds=off(said.seeds, shift[session.place(client)]))
         )
 
     with pytest.raises(TooFewClients) as found:
@@ -328,8 +333,8 @@ def test_a_wrong_commitment_voids_the_attempt_and_names_its_client():
     def loss(name, client, answer):
         if name != "contribute" or client != cheat:
             return answer
-        said = messages.decode_contribution(session, client, session.committee.size, answer)
-        return messages.encode_contribution(session, client, replace(said, commitment=bytes(32)))
+        said = messages.decode_contribution(session, session.rank(client), session.committee.size, answer)
+        return messages.encode_contribution(session, session.rank(client), replace(said, commitment=bytes(32)))
 
     with pytest.raises(TooFewClients, match="committed itself to") as found:
         run(session, loss)
@@ -376,9 +381,7 @@ def spoilt(part: str):
 def test_one_bad_signature_stops_nobody(monkeypatch, part):
     assert spoilt(part)
     if part == "signature":
-        monkeypatch.setattr(
-            lattice_server, "crypto", type("Lax", (), {"require_signature": nothing, "require_order": nothing})
-        )
+        monkeypatch.setattr(lattice_server, "require_signed", nothing)
     else:
         name = {"advert": "require_adverts_signed", "contribution": "require_contributions_signed"}[part]
         lax = type(
@@ -403,13 +406,15 @@ def test_a_client_that_came_no_further_is_not_in_the_sum():
     contributing._invitations = replace(contributing._invitations, remembered=later)
     answers = {
         each: federation.answer("contribute", each, data)
-        for each, data in contributing.outbox().items()
+        for each, data in contributing.outbox.items()
         if each != client
     }
-    request = messages.encode_request(contributing._request, client, contributing._adverts, None, None)
+    request = messages.encode_request(
+        contributing._request, session.rank(client), contributing._adverts, None, None
+    )
     for each, data in answers.items():
         contributing.receive(each, data)
-    with pytest.raises(PeerError, match="no further"):
+    with pytest.raises(PeerError, match="left out"):
         contributing.receive(client, federation.answer("contribute", client, request))
     agreeing = contributing.close(Entropy.replay(b"server"))
     assert client not in agreeing.survivors
@@ -448,7 +453,7 @@ def test_a_claim_of_an_older_position_is_refused():
         place, roster = session.place(sender), federation.roster
         claimed = {0: (client, 1), 1: (stranger, 9), 2: (client, 2)}[place]
         claims = {session.rank(claimed[0]): position_of(*claimed, roster)}
-        return messages.encode_signature(session, sender, b"", claims)
+        return messages.encode_claims(session, session.rank(sender), claims)
 
     federation = LatticeFederation(session, loss=loss)
     agreeing = federation.gather()
@@ -465,10 +470,11 @@ def changed_contribution(change):
     def loss(name, client, answer):
         if name != "contribute" or client != cheat:
             return answer
-        said = change(messages.decode_contribution(session, client, session.committee.size, answer))
-        bound = session, said.context, client, said.key, said.position.pack()
+        said = change(messages.decode_contribution(session, session.rank(client), session.committee.size, answer))
+        bound = session, said.context, client, said.signed.key, said.signed.position
         signature = crypto.sign(enrolment_secret(client), sessions.contribution_statement(*bound))
-        return messages.encode_contribution(session, client, replace(said, signature=signature))
+        said = replace(said, signed=replace(said.signed, signature=signature))
+        return messages.encode_contribution(session, session.rank(client), said)
 
     federation = LatticeFederation(session, loss=loss)
     agreeing = federation.gather()
@@ -483,7 +489,11 @@ def test_a_contribution_for_another_context_is_refused():
 
 def test_a_clients_key_of_low_order_stops_nobody():
     """With it in the set of survivors no honest member would open."""
-    assert "low order" in changed_contribution(lambda said: replace(said, key=bytes.fromhex(LOW_ORDER[0])))
+
+    def lowered(said):
+        return replace(said, signed=replace(said.signed, key=bytes.fromhex(LOW_ORDER[0])))
+
+    assert "low order" in changed_contribution(lowered)
 
 
 def test_a_members_key_of_low_order_stops_nobody():
@@ -494,7 +504,7 @@ def test_a_members_key_of_low_order_stops_nobody():
 
     def loss(name, client, answer):
         is_bad = name == "convene" and client == bad
-        return messages.encode_advert(session, client, messages.Advert(key, signature)) if is_bad else answer
+        return reframed(answer, key + signature) if is_bad else answer
 
     federation, survivors, opened = run(session, loss)
     assert "low order" in str(federation.refused["convene"][bad])
@@ -588,15 +598,14 @@ def readers(session, federation, client):
         )
 
     def advert(data):
-        said = messages.decode_advert(session, client, data)
+        with wire.opened(session, MessageKind.LATTICE_ADVERT, session.rank(client), data) as reader:
+            said = messages.read_advert(session, reader)
         checks.require_adverts_signed(session, federation.roster, {session.place(client): said})
 
     def contribution(data):
-        said = messages.decode_contribution(session, client, members, data)
-        one = messages.Survivors(
-            said.context, b"", {session.rank(client): messages.SignedKey(said.key, said.position, said.signature)}
-        )
-        checks.require_contributions_signed(session, federation.roster, one)
+        said = messages.decode_contribution(session, session.rank(client), members, data)
+        one = {session.rank(client): said.signed}
+        checks.require_contributions_signed(session, federation.roster, said.context, one)
 
     return {
         "convene": (lambda data: own.convene(data, Entropy.replay(b"any")), advert),
@@ -607,17 +616,17 @@ def readers(session, federation, client):
         ),
         "open": (
             lambda data: own.open(federation.members[client], data),
-            lambda data: messages.decode_opening(session, client, survivors, data),
+            lambda data: messages.decode_opening(session, session.rank(client), survivors, data),
         ),
         "trace": (
             lambda data: own.trace(federation.members[client], data),
-            lambda data: messages.decode_trace(session, client, survivors, data),
+            lambda data: messages.decode_trace(session, session.rank(client), survivors, data),
         ),
     }
 
 
 def signed(session, federation, client, data):
-    said = messages.decode_signature(session, client, data)
+    said = messages.decode_signature(session, session.rank(client), data)
     if not isinstance(said, bytes):
         raise PeerError("claims")
     crypto.require_signature(federation.roster.key(client), said, federation.members[client].statement)

@@ -99,7 +99,7 @@ def chosen_committee(*, believed: bool) -> bool:
     victim = drawn.cohort[0]
     assert victim not in colluders
     if not believed:
-        data = messages.encode_request(server.request, victim, server.adverts, None, None)
+        data = messages.encode_request(server.request, server.session.rank(victim), server.adverts, None, None)
         server.federation.session = drawn
         server.federation.answer("contribute", victim, data)
     contribution = server.ask(victim)
@@ -192,7 +192,7 @@ def watch_secrets(monkeypatch) -> list:
 def stolen_shares(server, places, client, contribution):
     """The shares in the boxes of some members whose keys are known."""
     secrets = {place: server.federation.members[server.session.members[place]].secret for place in places}
-    pads = [server.pads_of(secret, client, place, contribution.key) for place, secret in secrets.items()]
+    pads = [server.pads_of(secret, client, place, contribution.signed.key) for place, secret in secrets.items()]
     return (contribution.boxes[list(places)] - np.array(pads)) % PRIME
 
 
@@ -392,7 +392,7 @@ def victim_and_colluders(server) -> bool:
 def test_a_sum_of_fewer_than_the_quorum_is_not_opened(monkeypatch):
     with pytest.raises(PeerError, match="must be left"):
         victim_and_colluders(Server())
-    drop(monkeypatch, "require_quorum")
+    monkeypatch.setattr(lattice_client, "require_quorum", nothing)
     assert victim_and_colluders(Server())
 
 
@@ -404,10 +404,12 @@ def copied_keys(server) -> bool:
     contribution, context = server.contributions[rank], server.request.context
     for each in colluders:
         client, own = session.cohort[each], server.contributions[each]
-        position = own.position.pack()
-        statement = sessions.contribution_statement(session, context, client, contribution.key, position)
+        position = own.signed.position
+        statement = sessions.contribution_statement(session, context, client, contribution.signed.key, position)
         signature = crypto.sign(enrolment_secret(client), statement)
-        server.contributions[each] = replace(contribution, position=own.position, signature=signature)
+        server.contributions[each] = replace(
+            contribution, signed=SignedKey(contribution.signed.key, position, signature)
+        )
     signatures = server.sign(session.members, server.survivors())
     answers = server.open(session.members, signatures, len(session.cohort))
     parts = [(session.cohort[each], server.contributions[each]) for each in range(len(session.cohort))]
@@ -479,10 +481,10 @@ def test_a_request_of_another_session_is_refused(monkeypatch, name):
     other = {"run": "another", "round": 4, "attempt": 1, "plan_digest": digest("a lax plan")}[name]
     session, client = replace(server.session, **{name: other}), victim_of(server)
     request = Request(session, server.request.keys, TASK, sessions.model_digest(MODEL))
-    data = messages.encode_request(request, client, server.adverts, None, None)
+    data = messages.encode_request(request, request.session.rank(client), server.adverts, None, None)
     with pytest.raises(PeerError, match="agreed session"):
         server.federation.answer("contribute", client, data)
-    drop(monkeypatch, "require_session")
+    monkeypatch.setattr("d2pfed.secagg.checks.require_agreed", nothing)
     assert server.federation.answer("contribute", client, data)
 
 
@@ -490,7 +492,7 @@ def test_survivors_of_another_session_are_refused():
     server = Server()
     server.ask_all()
     other = replace(server.session, attempt=1)
-    data = messages.encode_survivors(other, server.session.members[0], server.survivors())
+    data = messages.encode_survivors(other, other.rank(server.session.members[0]), server.survivors())
     with pytest.raises(PeerError, match="another session"):
         server.federation.answer("agree", server.session.members[0], data)
 
@@ -506,7 +508,7 @@ def test_too_few_members_are_refused_before_the_charge(monkeypatch):
 
 def test_another_model_than_the_request_names_is_refused(monkeypatch):
     server, client = Server(), victim_of(Server())
-    data = messages.encode_request(server.request, client, server.adverts, None, None)
+    data = messages.encode_request(server.request, server.session.rank(client), server.adverts, None, None)
     with pytest.raises(PeerError, match="request names"):
         server.federation.answer("contribute", client, data, b"another model")
     drop(monkeypatch, "require_model")
@@ -530,7 +532,9 @@ def test_nothing_is_charged_for_a_request_that_is_refused(bad):
     adverts, client = adverts or server.adverts, victim_of(server)
     keys = {place: advert.key for place, advert in adverts.items()}
     request = Request(session, keys, TASK, sessions.model_digest(MODEL))
-    body = messages.decode_request(messages.encode_request(request, client, adverts, None, None), None)
+    body = messages.decode_request(
+        messages.encode_request(request, request.session.rank(client), adverts, None, None), None
+    )
     with pytest.raises(PeerError):
         server.federation.participant(client).contribute(
             body, MODEL, lambda *given: charged.append(given), Entropy.replay(b"any")
@@ -573,7 +577,7 @@ def test_a_position_that_its_owner_did_not_sign_stops_nobody(monkeypatch):
         return server
 
     assert rolled_back(planted())
-    monkeypatch.setattr(lattice_client, "is_own", lambda *_given: True)
+    monkeypatch.setattr(checks, "is_own", lambda *_given: True)
     with pytest.raises(PeerError, match="met later"):
         rolled_back(planted())
 
@@ -582,7 +586,7 @@ def charged_and_put_back(server) -> bool:
     """The server shows a client the position with which it contributed, and the client's log lacks the charge."""
     victim = victim_of(server)
     sent = server.ask(victim)
-    return bool(server.ask(victim, remembered=sent.position))
+    return bool(server.ask(victim, remembered=sent.signed.position))
 
 
 def test_a_client_put_back_to_before_its_charge_notices(monkeypatch):
@@ -602,7 +606,7 @@ def test_a_position_of_the_server_that_the_log_lacks_is_refused(monkeypatch):
     later = position_of(victim_of(server), 5, server.federation.roster)
     with pytest.raises(RolledBack):
         server.ask(victim_of(server), remembered=later)
-    monkeypatch.setattr(lattice_client, "require_server_position", nothing)
+    monkeypatch.setattr(lattice_client, "require_in_chain", nothing)
     assert server.ask(victim_of(server), remembered=later)
 
 

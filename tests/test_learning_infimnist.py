@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter, shift
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning import Dirichlet, Iid, Shards, infimnist
+from d2pfed.learning import Partition, PartitionKind, infimnist
 from d2pfed.learning.infimnist import VirtualClients, deform, digit_examples, digit_gradients, fields, recipe
 
 torch.set_num_threads(1)  # the tensors are tiny: a second thread only waits
@@ -85,7 +85,14 @@ def test_fields_are_smooth_with_unit_deviation():
 
 
 def clients(**changed) -> VirtualClients:
-    settings_ = {"base": BASE, "labels": LABELS, "population": 1000, "size": 30, "partition": Iid(), "seed": 1}
+    settings_ = {
+        "base": BASE,
+        "labels": LABELS,
+        "population": 1000,
+        "size": 30,
+        "partition": Partition(PartitionKind.IID),
+        "seed": 1,
+    }
     return VirtualClients(**(settings_ | changed))
 
 
@@ -111,7 +118,7 @@ def test_a_digit_keeps_the_label_of_its_base_digit():
 
 
 def test_shards_on_demand_hold_one_class_and_cover_all():
-    sharded = clients(partition=Shards(), population=10)
+    sharded = clients(partition=Partition(PartitionKind.SHARDS), population=10)
     held = [set(sharded.examples(client).labels.tolist()) for client in range(10)]
     assert held == [{label} for label in range(10)]
 
@@ -121,7 +128,12 @@ def test_dirichlet_on_demand_is_uneven_and_iid_is_not():
         held = [clients(partition=partition).examples(client).labels.bincount().max() for client in range(20)]
         return float(torch.stack(held).float().mean()) / 30
 
-    assert largest_share(Dirichlet(0.1)) > 0.5 > 0.35 > largest_share(Iid())
+    assert (
+        largest_share(Partition(PartitionKind.DIRICHLET, 0.1))
+        > 0.5
+        > 0.35
+        > largest_share(Partition(PartitionKind.IID))
+    )
 
 
 def test_empty_paper_is_zero_and_full_ink_is_one():

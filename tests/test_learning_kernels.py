@@ -18,9 +18,9 @@ from d2pfed.learning import (
     SequentialTrainer,
     StoredClients,
 )
+from d2pfed.learning.architectures import OrientedEdges, image_gradients
 from d2pfed.learning.convolution import ConvolutionalNetwork
-from d2pfed.learning.dense import Moments, train_dense, train_dense_adam, widths_of
-from d2pfed.learning.edges import OrientedEdges, image_gradients
+from d2pfed.learning.dense import Moments, train_dense, widths_of
 from d2pfed.learning.trainer import TrainingMethod
 
 torch.set_num_threads(1)  # the tensors are tiny: a second thread only waits
@@ -108,11 +108,11 @@ def test_compiled_adam_is_the_loop(widths):
     model, examples, _ = dense_case(widths, 37, local, 1)
     schedule = local.schedule(37, np.random.default_rng([3, 0]))
     fresh = Moments(*np.zeros((2, model.dimension), np.float32))
-    update = train_dense_adam(model.initial(), widths_of(model), examples, schedule, local.lr, fresh)
+    update = train_dense(model.initial(), widths_of(model), examples, schedule, local.lr, fresh)
     loop = SequentialTrainer(model, StoredClients(examples, (np.arange(37),)), local)
     wanted = next(loop(model.initial(), [0], 3))
     np.testing.assert_allclose(update, wanted, atol=1e-5)
-    again = train_dense_adam(model.initial(), widths_of(model), examples, schedule, local.lr, fresh)
+    again = train_dense(model.initial(), widths_of(model), examples, schedule, local.lr, fresh)
     assert np.abs(again - wanted).max() > 1e-4  # moments that are carried change the next update
 
 

@@ -20,8 +20,8 @@ from d2pfed.learning import (
     evaluate,
     fitting,
 )
+from d2pfed.learning.architectures import OrientedEdges
 from d2pfed.learning.dense import widths_of
-from d2pfed.learning.edges import OrientedEdges
 
 torch.set_num_threads(1)  # the tensors are tiny: a second thread only waits
 

@@ -6,10 +6,19 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning import ByOwner, Dirichlet, Iid, Shards, parse_partition
+from d2pfed.learning import Partition, PartitionKind, parse_partition
+from d2pfed.learning.task import rows_by_owner
 
 LABELS = st.lists(st.integers(0, 5), min_size=1, max_size=60).map(np.array)
-DEALT = st.sampled_from([Iid(), Shards(), Dirichlet(0.01), Dirichlet(0.5), Dirichlet(100.0)])
+DEALT = st.sampled_from(
+    [
+        Partition(PartitionKind.IID),
+        Partition(PartitionKind.SHARDS),
+        Partition(PartitionKind.DIRICHLET, 0.01),
+        Partition(PartitionKind.DIRICHLET, 0.5),
+        Partition(PartitionKind.DIRICHLET, 100.0),
+    ]
+)
 
 
 def is_partition(rows: tuple[np.ndarray, ...], count: int) -> bool:
@@ -34,7 +43,7 @@ def test_the_check_of_partitions_rejects_a_row_given_twice():
 @settings(max_examples=50, deadline=None)
 @given(owners=LABELS)
 def test_each_owner_is_one_client_with_its_own_rows(owners):
-    rows = ByOwner().split(owners)
+    rows = rows_by_owner(owners)
     assert is_partition(rows, len(owners))
     assert [set(owners[own]) for own in rows] == [{owner} for owner in np.unique(owners)]
 
@@ -43,7 +52,7 @@ def test_each_owner_is_one_client_with_its_own_rows(owners):
 @given(labels=LABELS, share=st.floats(0, 1), seed=st.integers(0, 2**32))
 def test_shards_are_contiguous_in_the_order_of_classes(labels, share, seed):
     population = max(1, round(share * len(labels)))
-    rows = Shards().split(labels, population, np.random.default_rng(seed))
+    rows = Partition(PartitionKind.SHARDS).split(labels, population, np.random.default_rng(seed))
     np.testing.assert_array_equal(labels[np.concatenate(rows)], np.sort(labels))
 
 
@@ -73,7 +82,7 @@ def test_shards_on_demand_are_those_of_a_sorted_table(share, population):
     table = np.repeat(np.arange(len(share)), share * population)
     for client in range(population):
         own = table[client * size : (client + 1) * size]
-        counts = Shards().counts(client, population, share, size, seed=0)
+        counts = Partition(PartitionKind.SHARDS).counts(client, population, share, size, seed=0)
         np.testing.assert_array_equal(counts, np.bincount(own, minlength=len(share)))
 
 
@@ -85,13 +94,21 @@ def test_unevenness_falls_from_shards_over_dirichlet_to_iid():
     labels = np.arange(4000) % 10
     measured = [
         unevenness(partition.split(labels, 100, np.random.default_rng(1)), labels)
-        for partition in (Shards(), Dirichlet(0.1), Dirichlet(1.0), Iid())
+        for partition in (
+            Partition(PartitionKind.SHARDS),
+            Partition(PartitionKind.DIRICHLET, 0.1),
+            Partition(PartitionKind.DIRICHLET, 1.0),
+            Partition(PartitionKind.IID),
+        )
     ]
     assert measured[0] == 1
     assert measured[0] > measured[1] + 0.2 > measured[2] + 0.4 > measured[3] + 0.5
 
 
-@pytest.mark.parametrize("partition", [Iid(), Shards(), Dirichlet(0.5)])
+@pytest.mark.parametrize(
+    "partition",
+    [Partition(PartitionKind.IID), Partition(PartitionKind.SHARDS), Partition(PartitionKind.DIRICHLET, 0.5)],
+)
 @pytest.mark.parametrize("population", [0, 4])
 def test_a_client_without_an_example_is_refused(partition, population):
     with pytest.raises(ConfigError, match=r"population must be in \[1, 3\]"):
@@ -101,12 +118,17 @@ def test_a_client_without_an_example_is_refused(partition, population):
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
 def test_impossible_concentration_is_refused(alpha):
     with pytest.raises(ConfigError, match="alpha"):
-        Dirichlet(alpha)
+        Partition(PartitionKind.DIRICHLET, alpha)
 
 
 def test_partitions_are_read_from_text():
     texts = ["iid", "shards", "owner", "dirichlet:0.25"]
-    assert [parse_partition(text) for text in texts] == [Iid(), Shards(), ByOwner(), Dirichlet(0.25)]
+    assert [parse_partition(text) for text in texts] == [
+        Partition(PartitionKind.IID),
+        Partition(PartitionKind.SHARDS),
+        Partition(PartitionKind.OWNER),
+        Partition(PartitionKind.DIRICHLET, 0.25),
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "iid:1", "dirichlet", "dirichlet:x", "dirichlet:-1", "writers"])

@@ -16,11 +16,11 @@ from d2pfed.accounting import RELEASED, SERVER, colluding
 from d2pfed.accounting.events import Adjacency, CohortSampling, Sampling
 from d2pfed.accounting.filters import FilterDecision
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
-from d2pfed.ledger import Budget, Head, Key, Ledger, RowKind, read_budget, read_rows
-from d2pfed.ledger.ledger import Meter, create_metered, open_metered, verify_metered
+from d2pfed.ledger import Budget, Head, Key, Ledger, RowKind, read_budget, read_rows, verify
+from d2pfed.ledger.ledger import Meter
 from d2pfed.ledger.rows import first_row
 from d2pfed.ledger.state import LedgerState
-from d2pfed.ledger.store import Lock, Store
+from d2pfed.ledger.store import Store
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where no crash is played, a disk only costs time
 BUDGET = Budget(1.0, 1e-5)
@@ -45,7 +45,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def new(path: Path, meter: Meter = additive, budget: Budget = BUDGET) -> Ledger:
-    return create_metered(path, budget, meter)
+    return Ledger.create(path, budget, meter)
 
 
 def charge(ledger: Ledger, number: int, run: str = "run") -> None:
@@ -83,7 +83,7 @@ def test_a_stop_gives_nothing_back(path):
     with new(path) as ledger:
         ledger.begin("run", "owner", plan_of(6))
         charge(ledger, 0)
-    with open_metered(path, Lock.take, additive) as ledger, pytest.raises(BudgetExceeded):
+    with Ledger.open(path, meter=additive) as ledger, pytest.raises(BudgetExceeded):
         ledger.begin("second", "another", plan_of(6))
 
 
@@ -256,7 +256,7 @@ def test_participations_are_counted_over_all_runs_and_attempts(path):
             ledger.void(run, 1, 0)
         expected = {1: 2, 2: 0, 3: 1, 4: 1, 5: 0}
         assert ledger.participations("a", expected) == ledger.participations("b", expected) == expected
-    with open_metered(path, Lock.take, additive) as ledger:
+    with Ledger.open(path, meter=additive) as ledger:
         assert ledger.participations("a", expected) == expected
 
 
@@ -281,7 +281,7 @@ def under_once_a_client_has_one_charged_attempt(path):
         with pytest.raises(LedgerError, match="uses each client once, and client 1 has contributed"):
             ledger.commit(once(1, 0, 1, 4))
         ledger.commit(once(1, 0, 4, 5))
-    assert verify_metered(path, additive).charged == {"run": 2}
+    assert verify(path, additive).charged == {"run": 2}
 
 
 def test_under_once_a_client_has_one_charged_attempt(path):
@@ -356,7 +356,7 @@ def test_steps_out_of_order_are_refused_and_change_nothing(path):
 def test_what_a_crashed_server_reserved_stays_charged(path):
     with begun(path, BUDGET) as ledger:
         ledger.reserve(release(0))
-    with open_metered(path, Lock.take, additive) as ledger:
+    with Ledger.open(path, meter=additive) as ledger:
         assert (ledger.charged("run"), ledger.releases()) == (1, (release(0),))
         with pytest.raises(LedgerError, match="has a row: take attempt 1"):
             ledger.reserve(release(0))
@@ -371,8 +371,8 @@ def test_what_a_crashed_server_reserved_stays_charged(path):
 def test_a_meter_that_finds_less_than_was_recorded_is_refused(path):
     begun(path, BUDGET, 2).close()
     with pytest.raises(LedgerError, match="not this budget's meter"):
-        open_metered(path, Lock.take, costly(0.5))
-    with open_metered(path, Lock.take, costly(2)) as ledger:
+        Ledger.open(path, meter=costly(0.5))
+    with Ledger.open(path, meter=costly(2)) as ledger:
         assert ledger.spent() == 0.5
 
 
@@ -381,11 +381,11 @@ def test_an_older_copy_of_the_ledger_is_refused_by_whoever_saw_a_later_row(path)
     with begun(path, BUDGET) as ledger:
         charge(ledger, 0)
     shutil.copy(path, old)
-    with open_metered(path, Lock.take, additive) as ledger:
+    with Ledger.open(path, meter=additive) as ledger:
         charge(ledger, 1)
         seen = ledger.head()
     shutil.copy(old, path)
-    with open_metered(path, Lock.take, additive) as ledger:
+    with Ledger.open(path, meter=additive) as ledger:
         with pytest.raises(LedgerError, match="an older copy"):
             ledger.require_head(seen)
         charge(ledger, 2)
@@ -404,7 +404,7 @@ def test_a_run_that_somebody_else_carried_on_is_refused_to_its_copy(path):
         charge(ledger, 1)
         with pytest.raises(LedgerError, match="row 5 is unknown"):
             ledger.require_own("run", first, 0)  # a round that the checkpoint has not
-    with open_metered(path, Lock.take, additive) as ledger:
+    with Ledger.open(path, meter=additive) as ledger:
         ledger.require_own("run", first, 1)
         second = ledger.head()
         charge(ledger, 2)
@@ -479,7 +479,7 @@ def test_the_budget_is_the_one_the_ledger_was_created_with(path):
     budget = Budget(0.1, 1 / 3, colluding(3), 7)
     new(path, budget=budget).close()
     assert read_budget(path) == budget
-    with open_metered(path, Lock.take, additive) as ledger:
+    with Ledger.open(path, meter=additive) as ledger:
         assert ledger.budget == budget
 
 
@@ -512,7 +512,7 @@ class Schedules(RuleBasedStateMachine):
         self.epoch = 1
         self.begun: set[str] = set()
         self.model: dict[Key, tuple[RowKind, int, int]] = {}  # the last step, its epoch, and contributors
-        self.ledger = create_metered(self.path, Budget(float(self.budget), 0.0), additive)
+        self.ledger = Ledger.create(self.path, Budget(float(self.budget), 0.0), additive)
 
     def charged(self, run: str) -> int:
         return sum(key.run == run and state[0] is not RowKind.VOID for key, state in self.model.items())
@@ -570,13 +570,13 @@ class Schedules(RuleBasedStateMachine):
     @rule()
     def restart(self):
         self.ledger.close()
-        self.ledger = open_metered(self.path, Lock.take, additive)
+        self.ledger = Ledger.open(self.path, meter=additive)
         self.epoch += 1
 
     @rule()
     def taken_over(self):
         old = self.ledger
-        self.ledger = open_metered(self.path, Lock.replace, additive)
+        self.ledger = Ledger.open(self.path, take_over=True, meter=additive)
         self.epoch += 1
         with pytest.raises((LedgerError, BudgetExceeded), match=r"another server took over|would be"):
             old.begin("old", "old", replace(self.plan, rounds=1, max_attempts=1))
@@ -591,7 +591,7 @@ class Schedules(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "ledger"):
-            assert verify_metered(self.path, additive).charged == {run: self.charged(run) for run in self.begun}
+            assert verify(self.path, additive).charged == {run: self.charged(run) for run in self.begun}
             self.ledger.close()
             self.directory.cleanup()
 

@@ -14,9 +14,7 @@ import pytest
 import campaign_ledger
 from campaign_ledger import additive, begun, release
 from d2pfed.errors import LedgerError
-from d2pfed.ledger import Budget, Ledger, store
-from d2pfed.ledger.ledger import create_metered, open_metered, verify_metered
-from d2pfed.ledger.store import Lock
+from d2pfed.ledger import Budget, Ledger, store, verify
 
 BUDGET = Budget(1000.0, 1e-5)
 traced = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace to see or disturb system calls")
@@ -99,10 +97,10 @@ def test_commits_that_are_not_synced_are_caught(tmp_path):
 @pytest.mark.parametrize("wrong", ["synchronous=NORMAL", "synchronous=OFF", "journal_mode=MEMORY"])
 def test_a_ledger_without_durable_settings_does_not_open(tmp_path, monkeypatch, wrong):
     path = tmp_path / "ledger"
-    create_metered(path, BUDGET, additive).close()
+    Ledger.create(path, BUDGET, additive).close()
     monkeypatch.setattr(store, "SETTINGS", (*store.SETTINGS, wrong))
     with pytest.raises(LedgerError, match="must survive a power cut"):
-        open_metered(path, Lock.take, additive)
+        Ledger.open(path, meter=additive)
 
 
 @pytest.mark.parametrize("kilobytes", range(0, 64, 6))
@@ -133,8 +131,8 @@ def test_a_full_disk_refuses_before_release(tmp_path):
             with pytest.raises(LedgerError, match="closed"):
                 ledger.commit(release(0))
         (disk / "rubbish").unlink()
-        assert verify_metered(disk / "ledger", additive).unfinished >= 1 + accepted
-        with open_metered(disk / "ledger", Lock.take, additive) as ledger:
+        assert verify(disk / "ledger", additive).unfinished >= 1 + accepted
+        with Ledger.open(disk / "ledger", meter=additive) as ledger:
             ledger.reserve(release(999))
     finally:
         subprocess.run(["umount", str(disk)], check=True)
@@ -147,7 +145,7 @@ def test_a_database_that_may_not_grow_refuses_and_stays_whole(tmp_path):
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages}")
     accepted = reserve_until_refused(ledger, "full")
-    report = verify_metered(path, additive)
+    report = verify(path, additive)
     assert (report.unfinished, report.charged) == (accepted, {"run": accepted})
 
 
@@ -156,8 +154,8 @@ def open_and_print(directory: Path) -> None:
     if os.geteuid() == 0:
         os.setuid(65534)
     doors = {
-        "open": lambda path: open_metered(path, Lock.take, additive),
-        "verify": lambda path: verify_metered(path, additive),
+        "open": lambda path: Ledger.open(path, meter=additive),
+        "verify": lambda path: verify(path, additive),
     }
     for name, door in doors.items():
         try:
@@ -192,7 +190,7 @@ def test_a_ledger_is_never_read_without_its_log(tmp_path):
         kept = path.read_bytes(), log.read_bytes()
     for file, content in zip((path, log), kept, strict=True):
         file.write_bytes(content)
-    assert verify_metered(path, additive).charged == {"run": 1}
+    assert verify(path, additive).charged == {"run": 1}
     path.with_name("ledger-shm").unlink()
     path.chmod(0o444)
     log.chmod(0o000)
@@ -208,7 +206,7 @@ def test_a_ledger_is_never_read_without_its_log(tmp_path):
 
 def test_rights_lost_in_the_middle_refuse_the_next_opening(tmp_path):
     path = tmp_path / "ledger"
-    create_metered(path, BUDGET, additive).close()
+    Ledger.create(path, BUDGET, additive).close()
     path.chmod(0o000)
     for folder in own_folders(tmp_path):
         folder.chmod(0o755)
@@ -239,7 +237,7 @@ def test_a_foreign_write_lock_refuses_and_changes_nothing(tmp_path):
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(LedgerError, match="locked"):
                 ledger.reserve(release(0))
-    assert verify_metered(path, additive).unfinished == 0
+    assert verify(path, additive).unfinished == 0
 
 
 def test_an_error_that_is_not_the_files_also_closes_the_ledger(tmp_path, monkeypatch):
@@ -255,4 +253,4 @@ def test_an_error_that_is_not_the_files_also_closes_the_ledger(tmp_path, monkeyp
             ledger.reserve(release(0))
     with pytest.raises(LedgerError, match="closed"):
         ledger.reserve(release(0))
-    assert verify_metered(path, additive).unfinished == 0
+    assert verify(path, additive).unfinished == 0

@@ -9,9 +9,7 @@ import pytest
 import campaign_ledger
 from campaign_ledger import additive, begun, release
 from d2pfed.errors import LedgerError
-from d2pfed.ledger import Budget
-from d2pfed.ledger.ledger import create_metered, open_metered, verify_metered
-from d2pfed.ledger.store import Lock
+from d2pfed.ledger import Budget, Ledger, verify
 from test_ledger_crashes import campaign
 
 BUDGET = Budget(1.0, 1e-5)
@@ -40,28 +38,28 @@ def test_a_server_without_a_fence_is_caught_committing_after_a_takeover(tmp_path
 
 def test_a_second_server_is_refused_at_once(tmp_path):
     path = tmp_path / "ledger"
-    with create_metered(path, BUDGET, additive):
+    with Ledger.create(path, BUDGET, additive):
         with pytest.raises(LedgerError, match="another server has it open"):
-            open_metered(path, Lock.take, additive)
+            Ledger.open(path, meter=additive)
         with pytest.raises(LedgerError, match="another server has it open"):
-            create_metered(path, BUDGET, additive)
+            Ledger.create(path, BUDGET, additive)
         (tmp_path / "link").symlink_to(path)
         with pytest.raises(LedgerError, match="another server has it open"):
-            open_metered(tmp_path / "link", Lock.take, additive)
-    open_metered(path, Lock.take, additive).close()
+            Ledger.open(tmp_path / "link", meter=additive)
+    Ledger.open(path, meter=additive).close()
 
 
 def test_after_a_takeover_the_new_server_holds_the_lock(tmp_path):
     path = tmp_path / "ledger"
-    with begun(path, BUDGET) as old, open_metered(path, Lock.replace, additive) as new:
+    with begun(path, BUDGET) as old, Ledger.open(path, take_over=True, meter=additive) as new:
         with pytest.raises(LedgerError, match="another server has it open"):
-            open_metered(path, Lock.take, additive)
+            Ledger.open(path, meter=additive)
         with pytest.raises(LedgerError, match="another server took over: found row 3 of epoch 2"):
             old.reserve(release(0))
         with pytest.raises(LedgerError, match="closed"):
             old.reserve(release(0))
         new.reserve(release(0))
-    assert verify_metered(path, additive).servers == 2
+    assert verify(path, additive).servers == 2
 
 
 def test_who_waits_for_a_lock_that_is_replaced_waits_for_the_new_one(tmp_path):
@@ -69,13 +67,13 @@ def test_who_waits_for_a_lock_that_is_replaced_waits_for_the_new_one(tmp_path):
     epochs = []
 
     def wait() -> None:
-        with open_metered(path, Lock.wait, additive) as ledger:
+        with Ledger.open(path, wait=True, meter=additive) as ledger:
             epochs.append(ledger.reserve(release(0)).epoch)
 
     old = begun(path, BUDGET)
     waiter = threading.Thread(target=wait)
     waiter.start()
-    new = open_metered(path, Lock.replace, additive)
+    new = Ledger.open(path, take_over=True, meter=additive)
     old.close()
     new.reserve(release(1))
     new.close()
@@ -90,11 +88,11 @@ def test_a_failed_opening_gives_the_lock_back(tmp_path):
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
         with pytest.raises(LedgerError, match="not this budget's meter"):
-            open_metered(path, Lock.take, lambda budget, _: additive(budget, ()))
+            Ledger.open(path, meter=lambda budget, _: additive(budget, ()))
         with pytest.raises(LedgerError, match="already exists"):
-            create_metered(path, BUDGET, additive)
+            Ledger.create(path, BUDGET, additive)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-    open_metered(path, Lock.take, additive).close()
+    Ledger.open(path, meter=additive).close()
 
 
 def test_who_waits_for_a_lock_that_is_deleted_takes_a_new_one(tmp_path):
@@ -102,7 +100,7 @@ def test_who_waits_for_a_lock_that_is_deleted_takes_a_new_one(tmp_path):
     epochs = []
 
     def wait() -> None:
-        with open_metered(path, Lock.wait, additive) as ledger:
+        with Ledger.open(path, wait=True, meter=additive) as ledger:
             epochs.append(ledger.reserve(release(0)).epoch)
 
     old = begun(path, BUDGET)
@@ -122,14 +120,14 @@ def test_who_waits_for_a_lock_that_is_deleted_takes_a_new_one(tmp_path):
 def test_readers_see_a_whole_ledger_while_servers_come_and_go(tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     path = tmp_path / "ledger"
-    create_metered(path, Budget(1e6, 1e-5), additive).close()
+    Ledger.create(path, Budget(1e6, 1e-5), additive).close()
     heads = [0]
     with subprocess.Popen(
         [sys.executable, campaign_ledger.__file__, "visits", "30", str(tmp_path)], env=environment
     ) as writer:
         while writer.poll() is None:
-            heads.append(verify_metered(path, additive).head.seq)
+            heads.append(verify(path, additive).head.seq)
     assert writer.returncode == 0
     assert heads == sorted(heads)
     assert len(set(heads)) > 5
-    assert verify_metered(path, additive).servers == 31
+    assert verify(path, additive).servers == 31

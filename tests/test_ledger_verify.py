@@ -5,6 +5,7 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,7 @@ from d2pfed.ledger import (
     read_rows,
     verify,
 )
-from d2pfed.ledger.ledger import create_metered, open_metered, verify_metered
 from d2pfed.ledger.rows import chained_row, first_row
-from d2pfed.ledger.store import Lock
 from d2pfed.numerics import canonical
 
 BUDGET = Budget(1.0, 1e-5)
@@ -53,7 +52,7 @@ def path(tmp_path: Path) -> Path:
         ledger.reserve(release(1))
         ledger.void("run", 1, 0)
         ledger.reserve(release(1, 1))
-    with open_metered(path, Lock.take, additive) as ledger:
+    with Ledger.open(path, meter=additive) as ledger:
         ledger.reserve(release(1, 2))
         ledger.commit(release(1, 2))
     return path
@@ -66,7 +65,7 @@ def alter(path: Path, *statements: str) -> None:
 
 
 def test_a_ledger_that_holds_together_is_summed_up(path):
-    report = verify_metered(path, additive)
+    report = verify(path, additive)
     assert report == Verification(
         budget=BUDGET,
         head=read_rows(path)[-1].head,
@@ -94,20 +93,20 @@ def test_rows_tell_what_a_table_needs(path):
 
 
 def test_it_can_be_verified_while_a_server_writes(path):
-    with open_metered(path, Lock.take, additive) as ledger:
+    with Ledger.open(path, meter=additive) as ledger:
         for number in range(2, 6):
             ledger.reserve(release(number))
-            assert verify_metered(path, additive).head == ledger.head()
-            assert verify_metered(path, additive).spent == ledger.spent()
+            assert verify(path, additive).head == ledger.head()
+            assert verify(path, additive).spent == ledger.spent()
 
 
 def test_another_process_can_verify_it(path):
     program = (
         "import sys; from pathlib import Path; from campaign_ledger import additive\n"
-        "from d2pfed.ledger.ledger import verify_metered; print(verify_metered(Path(sys.argv[1]), additive).spent)"
+        "from d2pfed.ledger import verify; print(verify(Path(sys.argv[1]), additive).spent)"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with open_metered(path, Lock.take, additive) as ledger:
+    with Ledger.open(path, meter=additive) as ledger:
         ledger.reserve(release(7))
         command = [sys.executable, "-c", program, str(path)]
         answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -122,9 +121,9 @@ def test_a_change_of_any_field_of_any_row_is_found(path, tmp_path, column):
         copy.write_bytes(content)
         alter(copy, f"UPDATE entry SET {column} = {CHANGES[column]} WHERE seq = {seq}")
         with pytest.raises(LedgerError, match=rf"row ({seq}|{seq + 1}|{seq + 100}):"):
-            verify_metered(copy, additive)
+            verify(copy, additive)
         with pytest.raises(LedgerError):
-            open_metered(copy, Lock.take, additive)
+            Ledger.open(copy, meter=additive)
 
 
 def test_a_missing_row_is_found_and_a_missing_last_one_by_a_head(path, tmp_path):
@@ -134,14 +133,14 @@ def test_a_missing_row_is_found_and_a_missing_last_one_by_a_head(path, tmp_path)
         copy.write_bytes(content)
         alter(copy, f"DELETE FROM entry WHERE seq = {seq}")
         with pytest.raises(LedgerError, match=f"row {seq + 1}:"):
-            verify_metered(copy, additive)
+            verify(copy, additive)
     alter(path, "DELETE FROM entry WHERE seq = 10")
-    assert verify_metered(path, additive).unfinished == 2
-    with open_metered(path, Lock.take, additive) as ledger, pytest.raises(LedgerError):
+    assert verify(path, additive).unfinished == 2
+    with Ledger.open(path, meter=additive) as ledger, pytest.raises(LedgerError):
         ledger.require_head(head)
     alter(path, "DELETE FROM entry")
     with pytest.raises(LedgerError, match="no rows"):
-        verify_metered(path, additive)
+        verify(path, additive)
 
 
 def forge(path: Path, *steps) -> None:
@@ -151,7 +150,7 @@ def forge(path: Path, *steps) -> None:
     for epoch, kind, key, body, epsilon in ((1, RowKind.OPEN, None, "", 0.0), *steps):
         row = chained_row(row.head, epoch=epoch, kind=kind, key=key, body=body, epsilon=epsilon)
         rows.append(row)
-    create_metered(path, BUDGET, additive).close()
+    Ledger.create(path, BUDGET, additive).close()
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM entry")
         for row in rows:
@@ -169,7 +168,7 @@ VOID = (1, RowKind.VOID, KEY, "", 0.125)
 
 def test_a_forged_ledger_that_keeps_the_rules_is_as_good_as_a_real_one(tmp_path):
     forge(tmp_path / "ledger", BEGIN, RESERVE, COMMIT)
-    assert verify_metered(tmp_path / "ledger", additive).spent == 0.125
+    assert verify(tmp_path / "ledger", additive).spent == 0.125
 
 
 def beginning(epsilon: float, attempts: int = 1, run: str = "run", owner: str = "owner") -> tuple:
@@ -228,7 +227,7 @@ def reserving(number: int = 0, attempt: int = 0, contributors: int = 8, epsilon:
 def test_a_broken_rule_is_found_under_a_right_chain(tmp_path, steps, words):
     forge(tmp_path / "ledger", *steps)
     with pytest.raises(LedgerError, match=words):
-        verify_metered(tmp_path / "ledger", additive)
+        verify(tmp_path / "ledger", additive)
     if not re.search("epsilon|budget", words):  # what runs cost is found by accounting alone
         with pytest.raises(LedgerError, match=words):
             read_rows(tmp_path / "ledger")
@@ -241,19 +240,19 @@ def test_a_gap_in_the_numbers_is_found_under_a_right_chain(path):
         values = (row.seq, row.epoch, "open", None, None, None, "", row.epsilon.hex(), row.hash)
         connection.execute("INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
     with pytest.raises(LedgerError, match="row 12: its number must be 11"):
-        verify_metered(path, additive)
+        verify(path, additive)
 
 
 def test_a_ledger_that_does_not_begin_with_its_creation_is_refused(tmp_path):
     path = tmp_path / "ledger"
-    create_metered(path, BUDGET, additive).close()
+    Ledger.create(path, BUDGET, additive).close()
     row = replace(first_row(BUDGET), kind=RowKind.OPEN)
     row = replace(row, hash=row.chained(bytes(32)))
     alter(path, "DELETE FROM entry WHERE seq = 1", "UPDATE entry SET kind = 'open'")
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE entry SET hash = ?", (row.hash,))
     with pytest.raises(LedgerError, match="row 0: it must create the ledger"):
-        verify_metered(path, additive)
+        verify(path, additive)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +280,7 @@ def test_what_is_no_ledger_is_refused_by_every_door(tmp_path):
     alter(other, "CREATE TABLE entry (seq INTEGER)")
     folder.mkdir()
     for path in (empty, text, other, folder, tmp_path / "missing"):
-        for door in (Ledger.open, Ledger.open_in_turn, Ledger.take_over, verify):
+        for door in (Ledger.open, partial(Ledger.open, wait=True), partial(Ledger.open, take_over=True), verify):
             with pytest.raises(LedgerError, match=str(path)):
                 door(path)
         for door in (read_rows, read_budget):
@@ -332,12 +331,12 @@ def test_a_damaged_page_is_refused_before_any_release(path, tmp_path):
             + content[offset + 64 :]
         )
         try:
-            rows = verify_metered(copy, additive)
+            rows = verify(copy, additive)
         except LedgerError:
             refused += 1
             continue
-        assert rows.head == verify_metered(path, additive).head  # the bytes were free space
+        assert rows.head == verify(path, additive).head  # the bytes were free space
     assert refused > 20
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(LedgerError):
-        open_metered(path, Lock.take, additive)
+        Ledger.open(path, meter=additive)

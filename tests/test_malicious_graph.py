@@ -7,10 +7,11 @@ import pytest
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import digest
-from d2pfed.secagg import Session, crypto
+from d2pfed.secagg import Session, checks, crypto
 from d2pfed.secagg.pairwise import keys
 from d2pfed.secagg.pairwise.graph import Circle, Consistency
-from d2pfed.secagg.pairwise.keys import JoinedClients, leaf
+from d2pfed.secagg.pairwise.keys import JoinedClients
+from d2pfed.secagg.pairwise.phases import ClientSession
 from support.evil import VICTIM, Evil
 from support.federation import enrolment_secret, make_session
 
@@ -111,7 +112,7 @@ def chosen_long_ago(evil: Evil) -> np.ndarray:
 
 def bare(evil, everyone):
     """All holders of the victim's secrets collude: take its masks off without asking anybody."""
-    holders = evil.joined[VICTIM].receivers(VICTIM)
+    holders = evil.joined[VICTIM].receivers(VICTIM, everyone)
     for sender in evil.joined[VICTIM].senders(VICTIM, everyone):
         evil.ciphertexts[sender] = {VICTIM: evil.ciphertext_of(sender, VICTIM)}
     evil.mask([VICTIM], everyone)
@@ -129,21 +130,21 @@ COLLUDING = tuple(range(6, 14))
 
 def test_a_list_without_ones_own_leaf_is_refused(small_limit):
     evil = Evil(crowd(), COLLUDING)
-    with pytest.raises(PeerError, match="own leaf"):
+    with pytest.raises(PeerError, match="own advertisement"):
         chosen_long_ago(evil)
 
 
-def test_without_ones_own_leaf_the_graph_can_be_chosen_before_anyone_has_joined(small_limit, monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_own_leaf", nothing)
-    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_leaves_fit", leaves_of_others_fit)
+def test_without_its_own_leaf_a_client_may_get_a_chosen_graph(small_limit, monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.checks.require_own", nothing)
+    monkeypatch.setattr("d2pfed.secagg.checks.require_leaves_fit", leaves_of_others_fit)
     evil = Evil(crowd(), COLLUDING)
     assert np.array_equal(chosen_long_ago(evil), evil.victims_update)
 
 
-def leaves_of_others_fit(session, leaves, advertisements):
+def leaves_of_others_fit(session, leaves, statements):
     """As it is, for all but the victim's own, which the check before it is about."""
-    for rank, advertisement in advertisements.items():
-        if rank != VICTIM and leaves[rank] != leaf(session, session.cohort[rank], advertisement):
+    for rank, statement in statements.items():
+        if rank != VICTIM and leaves[rank] != statement:
             raise PeerError("not the one in the list")
 
 
@@ -166,22 +167,20 @@ def replaced_keys(evil: Evil) -> np.ndarray:
 
 
 def test_an_advertisement_that_is_not_the_one_in_the_list_is_refused(small_limit, monkeypatch):
-    monkeypatch.setattr(
-        "d2pfed.secagg.pairwise.checks.require_enrolled_advertisements", nothing
-    )  # the other guard
+    monkeypatch.setattr("d2pfed.secagg.checks.require_signed", nothing)  # the other guard
     with pytest.raises(PeerError, match="not the one in the list"):
         replaced_keys(Evil(sparse(), ()))
 
 
 def test_a_replaced_advertisement_is_also_refused_by_its_signature(small_limit, monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_leaves_fit", nothing)
+    monkeypatch.setattr("d2pfed.secagg.checks.require_leaves_fit", nothing)
     with pytest.raises(PeerError, match="signature"):
         replaced_keys(Evil(sparse(), ()))
 
 
-def test_without_leaf_and_signature_checks_the_server_knows_all_masks_of_the_victim(small_limit, monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_enrolled_advertisements", nothing)
-    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_leaves_fit", nothing)
+def test_without_leaf_and_signature_checks_the_server_knows_all_masks(small_limit, monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.checks.require_signed", nothing)
+    monkeypatch.setattr("d2pfed.secagg.checks.require_leaves_fit", nothing)
     evil = Evil(sparse(), ())
     assert np.array_equal(replaced_keys(evil), evil.victims_update)
 
@@ -195,7 +194,7 @@ def few_holders(evil: Evil) -> np.ndarray:
     evil.advertise(evil.everyone)
     evil.share(evil.everyone, everyone)
     joined = evil.joined[VICTIM]
-    holders, owners = joined.receivers(VICTIM), joined.senders(VICTIM, everyone)
+    holders, owners = joined.receivers(VICTIM, everyone), joined.senders(VICTIM, everyone)
     inward = [rank for rank in owners if rank not in holders]
     evil.colluders = (*holders[:2], inward[0])
     dropped = {*holders, *owners} - set(evil.colluders)
@@ -212,9 +211,10 @@ def test_too_few_holders_are_refused_however_many_others_there_are(small_limit):
 
 
 def test_counted_over_all_neighbours_the_victim_is_left_among_colluders(small_limit, monkeypatch):
-    monkeypatch.setattr(
-        JoinedClients, "count_holders", lambda self, rank, present: len(self.partners(rank, present))
-    )
+    def check_all_neighbours(self, joined, present):
+        checks.require_holders(len(joined.partners(self.rank, present)), self.session.least_holders)
+
+    monkeypatch.setattr(ClientSession, "check_remaining", check_all_neighbours)
     evil = Evil(sparse(), ())
     assert np.array_equal(few_holders(evil), evil.victims_update)
 
@@ -231,7 +231,7 @@ def a_view_for_each(evil: Evil) -> np.ndarray:
     for rank in evil.everyone:
         gone = [owner for owner in joined.senders(rank, everyone) if owner in near]
         view = evil.subset(set(evil.everyone) - set(gone))
-        if joined.count_holders(rank, view) >= evil.session.threshold:
+        if len(joined.receivers(rank, view)) >= evil.session.threshold:
             mine = evil.confirm([rank], view)
             evil.open_signed([rank], everyone, view, mine)
     for rank in near:
@@ -241,13 +241,13 @@ def a_view_for_each(evil: Evil) -> np.ndarray:
 
 def test_ones_own_signature_alone_opens_nothing(small_limit):
     evil = Evil(sparse(60, degree=7, threshold=5, quorum=50), ())
-    with pytest.raises(PeerError, match="must confirm the survivors"):
+    with pytest.raises(PeerError, match="at least 50 clients must be left, got 1"):
         a_view_for_each(evil)
     assert evil.shares_sent == 0
 
 
 def test_without_one_set_of_survivors_a_sparse_graph_bares_the_victim(small_limit, monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_enough_signatures", nothing)
+    monkeypatch.setattr("d2pfed.secagg.checks.require_quorum", nothing)
     evil = Evil(sparse(60, degree=7, threshold=5, quorum=50), ())
     assert np.array_equal(a_view_for_each(evil), evil.victims_update)
 
@@ -279,7 +279,7 @@ def test_a_quorum_that_leaves_room_for_two_views_is_refused():
         fifteen()
 
 
-def test_with_a_quorum_for_two_views_one_colluder_of_fifteen_recovers_the_update(monkeypatch):
+def test_a_quorum_for_two_views_lets_one_colluder_recover_the_update(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.pairwise.session.require_one_view", nothing)
     evil = Evil(fifteen(), (14,))
     assert np.array_equal(two_quorums(evil), evil.victims_update)

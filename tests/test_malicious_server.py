@@ -9,11 +9,10 @@ import pytest
 from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import Client, Consistency, Delivery, Enrolment, Roster, Session, crypto, decode_roster
-from d2pfed.secagg.pairwise import keys, messages
-from d2pfed.secagg.pairwise.client import encode_phase
-from d2pfed.secagg.pairwise.keys import leaf
+from d2pfed.secagg.pairwise import keys
 from d2pfed.secagg.pairwise.phases import Confirmed, Finished, Masked
 from d2pfed.secagg.wire import MessageKind, kind_of
+from support.decoding import decode_survivors
 from support.evil import LOW_ORDER, VICTIM, Evil, TooFewShares
 from support.federation import MODEL, TASK, enrol, enrolment_secret, make_session, run_round
 from support.rosters import sign_anything
@@ -71,7 +70,7 @@ def alone_in_a_group(evil: Evil) -> np.ndarray:
     everyone, few = evil.subset(evil.everyone), evil.subset([VICTIM, *evil.colluders])
     evil.open(np.flatnonzero(few), everyone, few)
     group = evil.federation.group_seeds[evil.session.cohort[evil.colluders[0]]]
-    return evil.strip(everyone, evil.shared_with_victim, keys.group_hash(group))
+    return evil.strip(everyone, evil.shared_with_victim, digest("d2pfed group hash", group))
 
 
 def surrounded_from(phase: str) -> Callable[[Evil], np.ndarray]:
@@ -383,6 +382,7 @@ KEPT = {
     "agree": crypto.Agreement.agree,
     "share_key": keys.share_key,
     "context": keys.context,
+    "save": Client.save,
     "masked_answer": Masked.answer,
     "confirmed_answer": Confirmed.answer,
     "survivors_statement": keys.survivors_statement,
@@ -420,12 +420,11 @@ def masks_with_whose_ciphertext_opened(self, local, sharers, opened):
     return list(opened)
 
 
-def signed_by_any_enrolled(session, roster, advertisements):
-    for rank, advertisement in advertisements.items():
-        statement = leaf(session, session.cohort[rank], advertisement)
+def signed_by_any_enrolled(session, roster, signed):
+    for statement, signature in signed.values():
         for key in roster.keys.values():
             try:
-                crypto.require_signature(key, advertisement.signature, statement)
+                crypto.require_signature(key, signature, statement)
             except PeerError:
                 continue
             break
@@ -433,32 +432,29 @@ def signed_by_any_enrolled(session, roster, advertisements):
             raise PeerError("nobody signed this")
 
 
-def signed_where_enrolled(session, roster, advertisements):
-    known = {
-        rank: advertisement
-        for rank, advertisement in advertisements.items()
-        if session.cohort[rank] in roster.keys
-    }
-    for rank, advertisement in known.items():
-        statement = leaf(session, session.cohort[rank], advertisement)
-        crypto.require_signature(roster.key(session.cohort[rank]), advertisement.signature, statement)
+def signed_where_enrolled(session, roster, signed):
+    for rank, (statement, signature) in signed.items():
+        if session.cohort[rank] in roster.keys:
+            crypto.require_signature(roster.key(session.cohort[rank]), signature, statement)
 
 
 def receive_again_and_again(self, request):
-    answer, after = self._phase.answer(self._local, request)
+    answer, after = self.phase.answer(self._local, request)
     if not isinstance(after, Finished):
-        self._phase = after
+        self.phase = after
     return answer
 
 
 def save_and_go_on(self):
-    return encode_phase(self._local.session, self._local.rank, self._phase)
+    phase, saved = self.phase, KEPT["save"](self)
+    self.phase = phase
+    return saved
 
 
 def unmask_without_confirmation(self, local, data):
     if kind_of(data) != MessageKind.UNMASK_REQUEST:
         return KEPT["masked_answer"](self, local, data)
-    survivors = messages.decode_survivors(local.session, MessageKind.UNMASK_REQUEST, local.rank, data)
+    survivors = decode_survivors(local.session, MessageKind.UNMASK_REQUEST, local.rank, data)
     return self.unmasking_shares(local, survivors), Finished()
 
 
@@ -489,7 +485,7 @@ FEW, MORE = (5, 6, 7), (4, 5, 6, 7)
 PLAIN, GROUP = small(), small(delivery=Delivery.EVERYONE, quorum=8)
 ENROLLED, SPARSE = small(consistency=SIGNED), sparse()
 NEAR = tuple(int(rank) for rank in SPARSE.fixed_graph.partners(VICTIM)[:3])
-CHECKS = "d2pfed.secagg.pairwise.checks."
+CHECKS = "d2pfed.secagg.checks."
 
 low_order_masks = forged_mask_keys(lambda evil, place: bytes.fromhex(LOW_ORDER[place]), lambda evil: bytes(32))
 one_key_for_all = forged_mask_keys(
@@ -571,7 +567,7 @@ ATTACKS = [
         ENROLLED,
         FEW,
         split_view(lambda evil, few: few),
-        CHECKS + "require_enough_signatures",
+        CHECKS + "require_quorum",
         nothing,
     ),
     Attack(
@@ -579,7 +575,7 @@ ATTACKS = [
         ENROLLED,
         FEW,
         split_view(forged_signatures),
-        CHECKS + "require_confirmed",
+        CHECKS + "require_signed",
         nothing,
     ),
     Attack(
@@ -622,7 +618,7 @@ ATTACKS = [
         ENROLLED,
         FEW,
         among_sybils(honest_roster, made_up),
-        CHECKS + "require_enrolled_advertisements",
+        CHECKS + "require_signed",
         nothing,
     ),
     Attack(
@@ -630,7 +626,7 @@ ATTACKS = [
         ENROLLED,
         FEW,
         among_sybils(honest_roster, one_colluder),
-        CHECKS + "require_enrolled_advertisements",
+        CHECKS + "require_signed",
         signed_by_any_enrolled,
     ),
     Attack(
@@ -638,7 +634,7 @@ ATTACKS = [
         ENROLLED,
         FEW,
         among_sybils(roster_of_one, made_up),
-        CHECKS + "require_enrolled_advertisements",
+        CHECKS + "require_signed",
         signed_where_enrolled,
     ),
     Attack(
@@ -712,7 +708,7 @@ def test_clients_that_were_told_of_different_sharers_open_nothing():
     assert evil.shares_sent == 0
 
 
-def test_unless_sharers_are_in_the_context_they_open_a_sum_whose_masks_do_not_cancel(monkeypatch):
+def test_without_sharers_in_the_context_masks_do_not_cancel(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.pairwise.keys.context", context_without_the_sharers)
     evil = Evil(ENROLLED, ())
     other_sharers(evil)
@@ -742,6 +738,6 @@ def test_a_client_does_not_work_for_a_sum_that_it_is_not_in(phase):
 
 
 @pytest.mark.parametrize("phase", ["sharers", "survivors"])
-def test_unless_a_client_looks_for_itself_in_the_set_it_sends_a_vector_and_a_signature(phase, monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_self", nothing)
+def test_without_the_self_check_an_excluded_client_still_answers(phase, monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.checks.require_self", nothing)
     left_out_of(phase)(Evil(ENROLLED, ()))

@@ -340,7 +340,7 @@ def test_rounding_and_noise_have_streams_of_their_own(name, monkeypatch):
     assert len(taken) == len(set(taken)) == {"centered": 2}.get(name, 4)
 
 
-def test_all_clients_of_a_group_share_one_noise_and_another_group_has_another():
+def test_a_group_shares_one_noise_and_groups_differ():
     shared, centres = Shared(Fraction(300)), constant(0, 1000)
     one, two = (
         sum(shared.encode(centres, share, own(client)) for share in cohort(5, group))

@@ -168,7 +168,7 @@ def test_a_damaged_text_is_refused_or_is_a_plan(place, lost, piece):
         assert "\n" not in read
 
 
-def test_as_many_attempts_as_there_may_be_are_planned_for_against_the_server():
+def test_every_possible_attempt_is_planned_for_against_the_server():
     """Where everyone is asked in every round the cap is the number of attempts, spare ones included."""
     everyone = replace(SMALL, population=20, sampling=Sampling.NONE, against=SERVER)
     plan = calibrate(replace(everyone, rounds=100_000, epsilon=1e4, delta=1e-3))

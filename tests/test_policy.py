@@ -36,9 +36,9 @@ from d2pfed.plan import (
 )
 from d2pfed.plan import plan as plan_module
 from d2pfed.plan.bounds import colluders_within, colluding_clients
-from d2pfed.plan.widths import widest
+from d2pfed.plan.widths import noise_width
 from d2pfed.secagg.pairwise.graph import Consistency, make_graph
-from d2pfed.secagg.pairwise.neighbors import Neighbourhood, Risk, exposed
+from d2pfed.secagg.pairwise.neighbors import Neighborhood, Risk, exposed
 
 calibration = import_module("d2pfed.plan.calibrate")  # the package has a function of that name
 TARGET = PrivacyTarget(
@@ -336,7 +336,7 @@ def test_attack_survivors_that_are_cut_off(monkeypatch):
 
     def forgetful(*inputs):
         hood = honest_choice(*inputs)
-        return Neighbourhood(hood.degree, hood.threshold, 0)
+        return Neighborhood(hood.degree, hood.threshold, 0)
 
     monkeypatch.setattr(calibration, "choose", forgetful)
     with pytest.raises(ConfigError, match="honest survivors out, got 0"):
@@ -439,7 +439,7 @@ def test_a_sparse_graph_withstands_the_dropouts_that_the_quorum_allows():
     plan = planned(target)
     thin = replace(plan, neighbours=40, threshold=27)
     risks = [Risk(dropouts=lost, colluders=plan.colluders) for lost in (0, 400 - plan.quorum)]
-    bare, real = (exposed(400, thin.neighbourhood, risk) for risk in risks)
+    bare, real = (exposed(400, thin.neighborhood, risk) for risk in risks)
     assert bare <= Fraction(1, 1 << 40) < real  # all is well as long as everyone stays
     lenient = Policy(least_colluders=0.05)
     lenient.check(plan)
@@ -459,7 +459,7 @@ def test_the_largest_clip_is_that_of_an_update():
 
 def test_noise_that_no_table_of_a_client_holds_is_refused():
     plan = planned(TARGET)
-    most = widest(plan.codec, plan.mechanism)
+    _, most = noise_width(plan.codec, plan.mechanism)
     Policy().check(replace(plan, mechanism=Centered(Fraction(most)), ring=Ring(32)), ENROLLED)
     wide = replace(plan, mechanism=Centered(Fraction(most) + Fraction(1, 1024)), ring=Ring(32))
     with pytest.raises(ConfigError, match=f"width of a client's noise must be at most {most}"):

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d2pfed.errors import ConfigError, PeerError
+from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import digest, first_head, next_head
 from d2pfed.secagg import crypto
-from d2pfed.secagg.position import (
+from d2pfed.secagg.roster import (
     NO_POSITION,
     POSITION_BYTES,
     Position,
@@ -96,9 +96,3 @@ def test_zero_bytes_are_no_clients_position():
 def test_another_number_of_bytes_is_no_position(size):
     with pytest.raises(PeerError, match=f"must have 104 bytes, got {size}"):
         unpack_position(bytes(size))
-
-
-@pytest.mark.parametrize(("count", "head", "signature"), [(-1, 32, 64), (2**64, 32, 64), (0, 31, 64), (0, 32, 63)])
-def test_a_position_out_of_range_is_refused(count, head, signature):
-    with pytest.raises(ConfigError):
-        Position(count, bytes(head), bytes(signature))

@@ -114,7 +114,7 @@ def test_other_updates_give_another_sum():
 
 
 @pytest.mark.parametrize("fidelity", list(Fidelity))
-def test_clients_of_a_worker_that_dies_have_dropped_out_and_the_rest_add_up(fidelity):
+def test_clients_of_a_dead_worker_drop_out(fidelity):
     plan = make_plan()
     with closing(ProcessBackend(deadly, 2)) as backend:
         collected = simulate(plan, backend, fidelity)

@@ -9,18 +9,17 @@ import pytest
 from d2pfed.accounting import SERVER, Unit, client_epsilon
 from d2pfed.deploy.account import ClientSpending, charged
 from d2pfed.deploy.client import PrivateClient
-from d2pfed.deploy.config import init_client, read_client_config
+from d2pfed.deploy.config import init_client, make_secret, read_client_config
 from d2pfed.deploy.layout import Layout, decode_model, encode_task
 from d2pfed.deploy.rosters import make_draws
-from d2pfed.deploy.signing_keys import make_secret
 from d2pfed.errors import ConfigError, D2PFedError
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.plan import PROFILES, Plan, Policy, PrivacyTarget, Protocol, calibrate, policy, profiles
-from d2pfed.plan.profiles import Feature, features_of, require_deployable
-from d2pfed.round import Participant, epoch_of, standing_silo
+from d2pfed.plan import PROFILES, Plan, Policy, PrivacyTarget, Protocol, calibrate, policy
+from d2pfed.plan.policy import Feature, features_of, require_deployable
+from d2pfed.round import Participant, epoch_of, standing
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.pairwise.graph import Consistency
-from d2pfed.secagg.standing.messages import encode_standing_invitation
+from d2pfed.secagg.standing.epoch import encode_invitation
 from d2pfed.secagg.wire import MessageKind, kind_of
 from d2pfed.statistics.questions import MEANS, STATISTIC
 from support.enrolled_clients import DIMENSION, anchor_in, directory_of, enrol, make_plan, sign_roster
@@ -81,7 +80,6 @@ LISTED = [
 @pytest.mark.parametrize(("changes", "carried"), LISTED, ids=[str(changes) for changes, _ in LISTED])
 def test_the_table_says_which_protocol_carries_a_plan(changes, carried):
     plan, found = plan_with(**changes), set()
-    profiles.SIMULATION.require(plan)
     for protocol in Protocol:
         try:
             require_deployable(protocol, plan, 40)
@@ -222,11 +220,11 @@ def join_colluders(tmp_path, monkeypatch, *skipped) -> bytes:
     server = MaliciousServer(tmp_path, drawn_plan(), roster, train=add_one)
     server.announce(VICTIM)
     with monkeypatch.context() as patched:
-        patched.setattr(standing_silo, "require_standing", nothing)  # the server's own
+        patched.setattr(standing, "require_standing", nothing)  # the server's own
         colluding = epoch_of(drawn_plan(), server.run, roster.roster, tuple(range(drawn_plan().quorum)))
     for module, name in skipped:
         monkeypatch.setattr(module, name, nothing)
-    invitation = encode_standing_invitation(colluding, VICTIM, roster.roster.serial, None)
+    invitation = encode_invitation(colluding, VICTIM, roster.roster.serial, None)
     return server.ask_frame(VICTIM, invitation)
 
 
@@ -239,7 +237,7 @@ def test_standing_keys_under_a_plan_of_drawn_cohorts_are_refused(tmp_path, monke
 
 def test_without_the_table_a_victim_joins_an_epoch_of_colluders(tmp_path, monkeypatch):
     """It is charged for the noise of a drawn cohort, and has its own alone."""
-    skipped = (Policy, "require_served"), (standing_silo, "require_standing")
+    skipped = (Policy, "require_served"), (standing, "require_standing")
     assert kind_of(join_colluders(tmp_path, monkeypatch, *skipped)) == MessageKind.STANDING_ADVERT
     plan = drawn_plan()
     release = charged(plan, "a run", 0, 0)

@@ -26,7 +26,7 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, session_of
 from d2pfed.runs import RoundRecord
-from d2pfed.runs.plain import from_json
+from d2pfed.runs.json_files import from_json
 from d2pfed.simulation import Dropouts, Fidelity, SerialBackend, SimulatedFederation, ray_backend
 from d2pfed.simulation.backend import pieces
 from d2pfed.simulation.ray_backend import RayBackend
@@ -120,7 +120,7 @@ def test_another_tree_of_entropy_gives_another_sum(cluster):
 
 
 @pytest.mark.parametrize("fidelity", list(Fidelity))
-def test_clients_of_a_worker_that_dies_have_dropped_out_and_the_rest_add_up(cluster, monkeypatch, fidelity):
+def test_clients_of_a_dead_worker_drop_out(cluster, monkeypatch, fidelity):
     monkeypatch.setattr(ray_backend, "_LEAST_PIECE", 5)
     plan = make_plan()
     with closing(RayBackend(deadly, 2, None)) as backend:

@@ -20,7 +20,7 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.rotation import Hadamard, RandomPhase
 from d2pfed.plan import PrivacyTarget, calibrate, decode_plan, describe, record_terms
 from d2pfed.round import Attempt, Batch, Batches, Participant, aggregate, rotation_seed, run_plan, session_of
-from d2pfed.round.records import toss
+from d2pfed.round.participant import toss
 from d2pfed.simulation import Dropouts, Fidelity, Silos, SimulatedFederation
 from d2pfed.training import Cohorts
 
@@ -86,7 +86,7 @@ def test_a_sum_is_that_of_the_rows_prepared_one_by_one(rotation, dither, scale):
     assert np.array_equal(first[0], totals[0])
 
 
-def test_rows_that_rounding_lifts_beyond_the_radius_are_shrunk_as_by_themselves():
+def test_rows_rounded_beyond_the_radius_are_shrunk_as_single_vectors():
     codec = Codec(rotation=Hadamard(256), clip=1.0, granularity=1 / 6, fraction_bits=0)  # a coarse grid
     rows = normal(50, 256, 3) * 10
     total = np.zeros((1, 256), np.int64)
@@ -352,7 +352,7 @@ def test_the_centre_of_what_is_sent_is_the_batch_drawn(plan):
     assert np.corrcoef(moved, expected)[0, 1] > 0.1
 
 
-def test_a_single_vector_is_refused_where_the_unit_is_a_record_and_records_elsewhere(plan):
+def test_vectors_and_records_are_refused_in_each_others_place(plan):
     with pytest.raises(ConfigError, match="takes a silo's records"):
         participant(plan).encode(attempt(plan), vectors(1)[0], None)
     with pytest.raises(ConfigError, match="the plan's clip is fixed"):
@@ -596,7 +596,7 @@ def test_runs_of_any_length_share_a_ledger(tmp_path, small_plan):
     assert found.units <= found.of  # counted in attempts of the first
 
 
-def test_the_released_mean_is_near_the_clipped_gradients_over_the_expected_batch(small_plan):
+def test_the_released_mean_is_clipped_gradients_over_the_expected_batch(small_plan):
     params, own = network().initial(), trainer()
     every = [(client, np.arange(own.count(client))) for client in range(SILOS)]
     total = sum(clipped(rows).sum(0) for _, rows in own.chunks(params, every))

@@ -17,7 +17,7 @@ from d2pfed.errors import D2PFedError
 from d2pfed.learning import LocalTraining, Optimizer, build_model, load_task
 from d2pfed.plan import MechanismName, PrivacyTarget
 from d2pfed.runs import RoundRecord, Run, RunSummary
-from d2pfed.runs.plain import from_json, to_json
+from d2pfed.runs.json_files import from_json, to_json
 from d2pfed.runs.records import ExchangeRecord
 from d2pfed.runs.report import read_report, write_report
 from d2pfed.simulation import Dropouts, Fidelity

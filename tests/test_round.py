@@ -8,11 +8,12 @@ from d2pfed.accounting import Adjacency, Sampling
 from d2pfed.errors import BudgetExceeded, ConfigError, PeerError, TooFewClients
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, Plan, Policy, PrivacyTarget, calibrate
-from d2pfed.round import Attempt, Participant, accept, aggregate, gather, local_sum, rotation_seed, session_of
+from d2pfed.round import Attempt, Participant, aggregate, gather, local_sum, rotation_seed, session_of
 from d2pfed.secagg import Advertising
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.simulation.backend import simulated_participant
 from support.simulations import NO_MODEL, Attempting, Simulation
+from test_accept import accept
 
 COHORT = tuple(range(10, 22))
 D = 30
@@ -271,14 +272,14 @@ def test_an_update_that_is_not_finite_never_leaves_the_client(poison):
 def test_a_client_joins_only_what_its_policy_allows():
     plan = make_plan()
     session = session_of(plan, FIRST, COHORT)
-    invitation = Advertising(session).outbox()[10]
+    invitation = Advertising(session).outbox[10]
     lenient = Policy(most_epsilon=100, most_delta=1e-2, least_noise_multiplier=0.01, least_colluders=0.0)
     assert accept(plan, lenient, invitation).digest == session.digest
     with pytest.raises(ConfigError, match="policy: delta must be at most"):
         accept(plan, Policy(), invitation)
     few = session_of(make_plan(MechanismName.SHARED), FIRST, COHORT[:3])
     with pytest.raises(PeerError, match="at least 10 clients, got 3"):
-        accept(plan, lenient, Advertising(few).outbox()[10])
+        accept(plan, lenient, Advertising(few).outbox[10])
 
 
 def test_a_private_sum_needs_no_training():

@@ -18,29 +18,21 @@ from d2pfed.noise.mechanisms import DDGauss, Shared
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, require_standing
 from d2pfed.round import Attempt, Participant, aggregate, local_sum, run_plan, session_of
-from d2pfed.round.aggregation import Outcome
-from d2pfed.round.gathering import gather, run_exchange
-from d2pfed.round.invited import (
+from d2pfed.round.aggregation import Outcome, gather, run_exchange
+from d2pfed.round.invitation import (
     _drawn,
-    _listed,
+    accept_invitation,
     enrolled_in,
     require_draw_by_number,
     require_in_cohort,
     require_planned_number,
 )
 from d2pfed.round.local_sum import Fidelity, _LocalVectors
-from d2pfed.round.participant import require_clip, require_fixed_clip
-from d2pfed.round.records import Batch, Batches, toss
+from d2pfed.round.participant import Batch, Batches, require_clip, require_fixed_clip, toss
 from d2pfed.round.session import delivery_of, rotation_seed, sketch_of
-from d2pfed.round.standing import StandingRun
-from d2pfed.round.standing_silo import (
-    StandingMemory,
-    StandingSteps,
-    can_stand,
-    epoch_of,
-)
+from d2pfed.round.standing import StandingMemory, StandingRun, StandingSteps, can_stand, epoch_of
 from d2pfed.secagg import Delivery, Sum
-from d2pfed.secagg.pairwise.session import NO_ROSTER
+from d2pfed.secagg.roster import NO_ROSTER
 from support.rosters import roster_of
 from support.simulations import NO_MODEL
 
@@ -138,7 +130,7 @@ def run(plan: Plan, outcomes: list, first: int = 0, book: Book | None = None, **
 # ---- the server's loop
 
 
-def test_a_round_that_succeeds_is_reserved_for_a_quorum_and_committed_for_its_survivors():
+def test_a_round_reserves_for_a_quorum_and_commits_for_survivors():
     plan = make(dropouts=0.2)
     outcome, book, attempts = run(plan, [opened(plan, 9)])
     assert book.heard[0] == ("plan", "run", plan.digest)
@@ -461,11 +453,12 @@ def test_attempts_and_draws_are_those_of_the_plan():
 
 
 def test_a_listed_cohort_has_no_draw():
-    assert _listed(Invited()) == (1, 2)
-    assert _listed(Invited(cohort=None)) == ()
-    for invited in (Invited(draw=1), Invited(block=1), Invited(draw=1, block=1)):
-        with pytest.raises(PeerError, match="cohorts are not drawn here"):
-            _listed(invited)
+    decoded = "d2pfed.round.invitation.decode_invitation"
+    for invited in (Invited(draw=1), Invited(block=1)):
+        with patch(decoded, lambda *_, invited=invited: invited), pytest.raises(PeerError, match="not drawn here"):
+            accept_invitation(make(), b"", 0)
+    with patch(decoded, lambda *_: Invited(cohort=None)), pytest.raises(PeerError, match="got 0"):
+        accept_invitation(make(), b"", 1)
 
 
 def test_four_rosters_are_counted_on():
@@ -483,10 +476,9 @@ def test_four_rosters_are_counted_on():
 # ---- sums of given vectors, and standing keys
 
 
-def test_a_drawn_cohort_needs_its_opening_and_a_roster_of_draws():
-    for invited, depth in ((Invited(), 3), (Invited(opening=object()), None)):
-        with pytest.raises(PeerError, match="needs the opening of its draw"):
-            _drawn(make(sampling="fixed"), invited, SimpleNamespace(depth=depth), 0)
+def test_a_drawn_cohort_needs_its_opening():
+    with pytest.raises(PeerError, match="needs the opening of its draw"):
+        _drawn(make(sampling="fixed"), Invited(), SimpleNamespace(), 3, 0)
 
 
 def test_who_answers_badly_is_told_and_the_others_count():
@@ -506,7 +498,7 @@ def test_who_answers_badly_is_told_and_the_others_count():
     assert received == [2]
 
 
-def test_a_sum_of_shares_of_one_noise_goes_through_the_protocol_however_faithful():
+def test_shared_noise_passes_the_protocol_at_every_fidelity():
     """A share needs the group's seed, which exists only between clients that have exchanged."""
     plan = make(sampling="none", population=10, mechanism="shared", epsilon=1e4, dropouts=0.0)
     vectors = {client: np.full(D, 0.05, np.float32) for client in range(10)}

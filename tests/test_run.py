@@ -23,7 +23,7 @@ from d2pfed.ledger import Ledger, read_rows, verify
 from d2pfed.plan import PrivacyTarget
 from d2pfed.round import Outcome, Participant, run_plan
 from d2pfed.runs import ArrayShape, Checkpoint, End, RoundRecord, RunDirectory, RunSettings, RunSummary, open_run
-from d2pfed.runs.plain import from_json, to_json
+from d2pfed.runs.json_files import from_json, to_json
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
 from support.reports import Page
@@ -293,7 +293,7 @@ def test_a_run_keeps_its_own_guarantee_in_a_richer_ledger(parts, tmp_path):
     assert "and it guarantees 30" in summary.stopped
 
 
-def test_a_run_takes_no_more_attempts_than_it_was_charged_for_in_a_richer_ledger(parts, tmp_path):
+def test_a_run_takes_no_more_attempts_than_it_was_charged_for(parts, tmp_path):
     ledger = shared_ledger(tmp_path, job(parts).plan, times=100)
     losses = Dropouts(unmask=Fraction(1))  # every attempt fails after it was committed
     stubborn = replace(settings(parts[1]).target, attempts_per_round=20)
@@ -314,7 +314,7 @@ def test_a_ledger_with_another_budget_is_refused(parts, tmp_path):
 # What is printed
 
 
-def test_what_was_spent_so_far_is_said_only_where_the_stop_was_declared_blind(parts, tmp_path):
+def test_spending_so_far_is_shown_only_for_a_blind_stop(parts, tmp_path):
     sighted = job(parts).execute(tmp_path / "sighted", None, after(2))
     blind = job(parts, stop_is_blind=True).execute(tmp_path / "blind", None, after(2))
     assert sighted.so_far == ()
@@ -520,10 +520,10 @@ def clear_settings(**changes) -> RunSettings:
 
 def train_in_the_clear(path: Path, means=Means(), listen=forever) -> RunSummary:  # noqa: B008 - it is frozen
     with open_run(path, clear_settings(), None, np.ones(9, np.float32)) as run:
-        return run.train_in_the_clear(means, Length(), listen)
+        return run.train(means, Length(), listen)
 
 
-def test_a_run_in_the_clear_leaves_the_files_of_a_private_one_but_for_plan_and_ledger(tmp_path, finished):
+def test_a_clear_run_leaves_all_files_but_plan_and_ledger(tmp_path, finished):
     summary = train_in_the_clear(tmp_path / "run")
     assert (summary.rounds, summary.end, summary.guarantees, summary.bits) == (4, End.COMPLETE, (), None)
     assert (summary.charged, summary.upload_bytes) == (4, 36)
@@ -563,7 +563,7 @@ def test_a_private_run_does_not_go_on_in_the_clear_nor_the_other_way_round(parts
         pass
     private = open_run(tmp_path / "private", clear_settings(), job(parts).plan, initial)
     with private as run, pytest.raises(ValueError, match="not trained in the clear"):
-        run.train_in_the_clear(Means(), Length(), forever)
+        run.train(Means(), Length(), forever)
     with (
         pytest.raises(ConfigError, match="begun with a plan"),
         open_run(tmp_path / "private", clear_settings(), None, initial),

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d2pfed.noise.sampler.cumulative import (
+from d2pfed.noise.cumulative import (
     BinomialDistribution,
     GaussianDistribution,
     SkellamDistribution,
@@ -22,7 +22,7 @@ from d2pfed.noise.sampler.cumulative import (
     exp_minus,
     refine,
 )
-from d2pfed.noise.sampler.lookup import tabulate
+from d2pfed.noise.lookup import tabulate
 from d2pfed.numerics.randomness import Entropy
 from support.stats import check_fits
 
@@ -32,7 +32,7 @@ DIGITS = 120
 def exact_gaussian(distribution, first, count):
     """Sum the exact distribution in another library's arithmetic, far beyond the table on both sides."""
     with mpmath.workdps(DIGITS):
-        square = mpmath.mpf(distribution.sigma_squared.numerator) / distribution.sigma_squared.denominator
+        square = mpmath.mpf(distribution.variance.numerator) / distribution.variance.denominator
         centre = mpmath.mpf(distribution.center.numerator) / distribution.center.denominator
         reach = 60 + 25 * int(mpmath.sqrt(square) + 1)
         weight = [
@@ -87,7 +87,7 @@ def test_table_entries_enclose_the_exact_distribution(distribution, exact, bits)
 
 
 @pytest.mark.parametrize("variance", [Fraction(1, 3), Fraction(10), Fraction(1001, 10)])
-def test_ratios_of_bessel_functions_are_enclosed_from_the_first_to_the_last(variance):
+def test_all_bessel_ratios_are_enclosed(variance):
     """The last ones are enclosed widely, since they are computed from nothing."""
     ratios = SkellamDistribution(variance)._ratios(20, 64)
     with mpmath.workdps(DIGITS):
@@ -153,7 +153,7 @@ def test_the_exponential_is_enclosed(exponent, precision):
 
 
 @pytest.mark.parametrize(("distribution", "exact"), CASES[:3])
-def test_draws_are_the_inverse_of_the_exact_distribution_at_the_stream_s_bits(distribution, exact):
+def test_draws_invert_the_exact_distribution_at_the_streams_bits(distribution, exact):
     table = tabulate((distribution,), 64)
     source, twin = (Entropy.replay(b"inversion").stream() for _ in range(2))
     draws = np.empty(2000, np.int64)

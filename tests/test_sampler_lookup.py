@@ -5,13 +5,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from d2pfed.noise.sampler.cumulative import (
+from d2pfed.noise.cumulative import (
     BinomialDistribution,
     GaussianDistribution,
     SkellamDistribution,
     cumulative,
 )
-from d2pfed.noise.sampler.lookup import _fill, tabulate
+from d2pfed.noise.lookup import _fill, tabulate
 from d2pfed.numerics.randomness import Entropy
 
 DISTRIBUTIONS = [
@@ -48,7 +48,8 @@ def plain_search(table, words):
 
 def look_up(table, words, centres=None):
     out, undecided = np.empty(words.size, np.int64), np.empty((words.size, 2), np.int64)
-    count = table._look_up(words << np.uint64(64 - table.bits), centres, out, undecided)
+    around = np.zeros(words.size, np.int64) if centres is None else centres
+    count = table._look_up(words << np.uint64(64 - table.bits), around, out, undecided)
     marked = np.zeros(words.size, np.bool_)
     marked[undecided[:count, 0]] = True
     return out, marked

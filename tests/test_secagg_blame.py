@@ -9,10 +9,11 @@ from d2pfed.errors import PeerError, TooFewClients
 from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.secagg import Advertising, Consistency, Delivery, collect, crypto
 from d2pfed.secagg.pairwise import keys, messages
-from d2pfed.secagg.pairwise.keys import leaf
 from d2pfed.secagg.pairwise.messages import EncryptedShares
 from d2pfed.secagg.pairwise.phases import Advertised
 from d2pfed.secagg.shamir import PRIME
+from d2pfed.secagg.wire import MessageKind, message
+from support.decoding import decode_advertisement
 from support.evil import LOW_ORDER
 from support.federation import (
     Federation,
@@ -43,13 +44,11 @@ def with_low_order(session, rank, key):
     def lose(phase, client, answer):
         if phase != "advertise" or client != session.cohort[rank] or not answer:
             return answer
-        advertisement = replace(
-            messages.decode_advertisement(session, rank, answer), **{key: bytes.fromhex(LOW_ORDER[0])}
-        )
+        advertisement = replace(decode_advertisement(session, rank, answer), **{key: bytes.fromhex(LOW_ORDER[0])})
         if session.is_signed:
-            signature = crypto.sign(enrolment_secret(client), leaf(session, client, advertisement))
+            signature = crypto.sign(enrolment_secret(client), advertisement.statement(session, client))
             advertisement = replace(advertisement, signature=signature)
-        return messages.encode_advertisement(session, rank, advertisement)
+        return message(session, MessageKind.KEY_ADVERTISEMENT, rank, advertisement.pack())
 
     return lose
 
@@ -71,8 +70,8 @@ def test_unless_it_is_refused_on_receipt_one_such_key_voids_the_attempt(monkeypa
     advertising = advertising_of(federation)
     collect(advertising, federation.exchange("advertise", with_low_order(session, BAD, "mask_public")))
     sharing = advertising.close()
-    for client, request in sharing.outbox().items():
-        with pytest.raises(PeerError, match=r"low order|own leaf"):
+    for client, request in sharing.outbox.items():
+        with pytest.raises(PeerError, match=r"low order|own advertisement"):
             federation.clients[client].receive(request)
     with pytest.raises(TooFewClients):
         sharing.close(b"", b"")
@@ -89,7 +88,7 @@ def test_the_excluded_are_not_asked_and_count_as_dropped_out():
     session = twelve()
     out = session.cohort[:2]
     advertising = Advertising(session, excluded=out)
-    assert set(advertising.outbox()) == set(session.cohort) - set(out)
+    assert set(advertising.outbox) == set(session.cohort) - set(out)
     with pytest.raises(PeerError, match="not asked"):
         advertising.receive(out[0], b"")
 
@@ -130,7 +129,7 @@ def test_ciphertexts_full_of_garbage_are_missed_and_their_sender_named(consisten
 
 
 @BOTH
-def test_garbage_for_all_voids_the_attempt_once_and_the_next_goes_on_without_its_sender(consistency):
+def test_garbage_for_all_voids_one_attempt_and_excludes_its_sender(consistency):
     session = twelve(consistency)
     with pytest.raises(TooFewClients) as lack:
         run_with_garbage(session, BAD, list(range(12)))
@@ -139,7 +138,7 @@ def test_garbage_for_all_voids_the_attempt_once_and_the_next_goes_on_without_its
     federation = Federation(again)
     advertising = Advertising(again, federation.roster, excluded=lack.value.blamed)
     collect(advertising, federation.exchange("advertise", keep_all))
-    assert set(advertising.close().outbox()) == set(again.cohort) - set(lack.value.blamed)
+    assert set(advertising.close().outbox) == set(again.cohort) - set(lack.value.blamed)
 
 
 def test_a_few_ciphertexts_that_do_not_open_name_nobody():
@@ -150,7 +149,7 @@ def test_a_few_ciphertexts_that_do_not_open_name_nobody():
     assert total.blamed == ()
 
 
-def test_a_client_that_stops_at_a_bad_ciphertext_lets_one_client_stop_them_all(monkeypatch):
+def test_stopping_at_a_bad_ciphertext_lets_one_client_stop_all(monkeypatch):
     def stop(session, key, ciphertext):
         return keys.ShareContent(0, 0, crypto.unseal(key, ciphertext)[66:])
 
@@ -173,7 +172,7 @@ def lie(session, liars, change):
     """Run all exchanges with some clients changing the shares that they send."""
     federation = Federation(session)
     unmasking = until_unmasking(federation)
-    for client, request in unmasking.outbox().items():
+    for client, request in unmasking.outbox.items():
         answer = federation.clients[client].receive(request)
         if session.rank(client) in liars:
             answer = change_shares(unmasking, session.rank(client), answer, change)
@@ -183,7 +182,7 @@ def lie(session, liars, change):
 
 @BOTH
 @pytest.mark.parametrize("liars", [(0, 1), (2, 9), (10, 11)], ids=str)
-def test_two_wrong_shares_of_every_secret_are_corrected_and_their_senders_named(consistency, liars):
+def test_two_wrong_shares_of_each_secret_are_corrected_and_blamed(consistency, liars):
     session = twelve(consistency)
     total = lie(session, liars, lambda owner, share: (share + 1) % PRIME).close()
     assert np.array_equal(total.vector, expected_sum(session, session.cohort))
@@ -254,12 +253,12 @@ def test_an_owner_whose_shares_agree_on_another_seed_is_named(colluders, quorum,
     assert run_with_bad_owner(monkeypatch, session, of_another_seed, lies) == (session.cohort[BAD],)
 
 
-def test_unless_agreeing_shares_count_such_an_owner_voids_attempt_after_attempt(monkeypatch):
+def test_unless_agreeing_shares_count_one_owner_voids_every_attempt(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.pairwise.unmask._SecretRecovery._agreeing", lambda self, owner: 0)
     assert run_with_bad_owner(monkeypatch, twenty(5), of_another_seed) == ()
 
 
-def test_an_owner_that_shares_no_seed_cannot_be_told_from_one_whose_holders_lie(monkeypatch):
+def test_an_owner_without_a_seed_looks_like_one_with_lying_holders(monkeypatch):
     """With fewer than threshold + 2 colluders shares, five holders may have lied about an honest owner as well."""
     assert run_with_bad_owner(monkeypatch, twenty(5), of_no_seed) == ()
 
@@ -323,7 +322,7 @@ def test_different_group_contributions_for_different_clients_are_noticed(monkeyp
         run_round(federation, lose)
 
 
-def test_unless_group_hashes_are_compared_different_contributions_spoil_the_sum_unnoticed(monkeypatch):
+def test_without_group_hashes_unequal_parts_spoil_the_sum_unnoticed(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.pairwise.server.require_one_group", lambda *inputs: None)
     session = make_session(8, **EVERYONE)
     federation, lose = two_faced(monkeypatch, session, session.cohort[BAD], {1, 2})

@@ -9,22 +9,20 @@ import pytest
 
 from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import Entropy, Stream, digest
-from d2pfed.secagg import (
-    Consistency,
-    Delivery,
-    StandingAdvertised,
-    StandingState,
-    decode_invitation,
-    decode_roster,
-    encode_roster,
-)
+from d2pfed.secagg import Consistency, Delivery, decode_invitation, decode_roster, encode_roster, standing
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.pairwise import keys, messages
 from d2pfed.secagg.pairwise.client import decode_phase
 from d2pfed.secagg.pairwise.keys import JoinedClients
-from d2pfed.secagg.standing import epoch as standing
-from d2pfed.secagg.standing import messages as standing_messages
-from d2pfed.secagg.wire import HEADER_BYTES, MessageKind, frame, kind_of, subset_of
+from d2pfed.secagg.standing import epoch as epochs
+from d2pfed.secagg.wire import HEADER_BYTES, MessageKind, frame, kind_of, message, pack_subset, subset_of
+from support.decoding import (
+    decode_advert,
+    decode_advertisement,
+    decode_confirmation,
+    decode_masked,
+    decode_survivors,
+)
 from support.federation import MODEL, TASK, Federation, make_session, run_round
 from support.rosters import AUTHORITY
 from support.standing import SILOS, Silos, make_epoch
@@ -69,18 +67,18 @@ def decoders(session, rank, joined, depth):
     everyone = subset_of(len(session.cohort), range(len(session.cohort)))
     context = keys.context(joined, TASK, MODEL, everyone)
     if session.consistency is Consistency.ASSUMED:
-        last = partial(messages.decode_survivors, session, MessageKind.UNMASK_REQUEST, rank)
+        last = partial(decode_survivors, session, MessageKind.UNMASK_REQUEST, rank)
     else:
         last = partial(messages.decode_signatures, session, rank)
     return {
         MessageKind.INVITATION: partial(decode_invitation, depth=depth),
-        MessageKind.KEY_ADVERTISEMENT: partial(messages.decode_advertisement, session, rank),
+        MessageKind.KEY_ADVERTISEMENT: partial(decode_advertisement, session, rank),
         MessageKind.KEY_ADVERTISEMENTS: partial(messages.decode_advertisements, session, rank),
         MessageKind.ENCRYPTED_SHARES: partial(messages.decode_encrypted_shares, joined, rank),
         MessageKind.MASK_REQUEST: partial(messages.decode_mask_request, joined, rank),
         MessageKind.MASKED_VECTOR: partial(messages.decode_masked_vector, session, rank, context),
-        MessageKind.SURVIVORS: partial(messages.decode_survivors, session, MessageKind.SURVIVORS, rank),
-        MessageKind.SURVIVORS_SIGNATURE: partial(messages.decode_confirmation, session, rank),
+        MessageKind.SURVIVORS: partial(decode_survivors, session, MessageKind.SURVIVORS, rank),
+        MessageKind.SURVIVORS_SIGNATURE: partial(decode_confirmation, session, rank),
         MessageKind.UNMASK_REQUEST: last,
         MessageKind.UNMASKING_SHARES: partial(messages.decode_unmasking_shares, joined, rank, everyone),
     }
@@ -133,19 +131,19 @@ def standing_samples():
     epoch, keys_digest = silos.epoch, silos.current.keys.digest
     step = silos.current.step(0, 0, SILOS)
     readers = {
-        MessageKind.STANDING_INVITATION: standing_messages.decode_standing_invitation,
-        MessageKind.STANDING_ADVERT: partial(standing_messages.decode_standing_advert, epoch, rank),
-        MessageKind.STANDING_ADVERTS: partial(standing_messages.decode_standing_adverts, epoch, rank),
-        MessageKind.STANDING_READY: partial(standing_messages.decode_standing_ready, epoch, rank),
-        MessageKind.STANDING_REQUEST: partial(standing_messages.decode_standing_request, epoch, rank),
+        MessageKind.STANDING_INVITATION: epochs.decode_invitation,
+        MessageKind.STANDING_ADVERT: partial(decode_advert, epoch, rank),
+        MessageKind.STANDING_ADVERTS: partial(epochs.decode_adverts, epoch, rank),
+        MessageKind.STANDING_READY: partial(epochs.decode_ready, epoch, rank),
+        MessageKind.STANDING_REQUEST: partial(epochs.decode_request, epoch, rank),
         MessageKind.STANDING_MASKED: partial(
-            standing_messages.decode_standing_masked, epoch, rank, standing.context(keys_digest, step, MODEL, TASK)
+            decode_masked, epoch, rank, epochs.context(keys_digest, step, MODEL, TASK)
         ),
-        MessageKind.SAVED_STANDING_ADVERTISED: partial(StandingAdvertised.decode, epoch, client),
-        MessageKind.SAVED_STANDING: partial(StandingState.decode, epoch, client),
+        MessageKind.SAVED_STANDING_ADVERTISED: partial(standing.Advertised.decode, epoch, client),
+        MessageKind.SAVED_STANDING: partial(standing.State.decode, epoch, client),
     }
     own = [entry[side] for entry in silos.log if entry["client"] == client for side in ("request", "answer")]
-    claims = standing_messages.encode_standing_claims(epoch, rank, {0: silos.known[SILOS[0]]})
+    claims = epochs.encode_claims(epoch, rank, {0: silos.known[SILOS[0]]})
     for data in (*own, claims, advertised, state):
         fixed = len(data) - (len(MODEL) if kind_of(data) == MessageKind.STANDING_REQUEST else 0)
         yield Sample(data, readers[kind_of(data)], fixed)
@@ -295,8 +293,8 @@ def test_a_liars_values_leave_a_client_with_a_refusal_or_an_answer(session):
 
 def test_decoded_subsets_cannot_be_changed_by_later_messages():
     session = SESSIONS[0]
-    data = messages.encode_survivors(session, MessageKind.SURVIVORS, 1, np.ones(5, np.bool_))
-    first, second = (messages.decode_survivors(session, MessageKind.SURVIVORS, 1, data) for _ in range(2))
+    data = message(session, MessageKind.SURVIVORS, 1, pack_subset(np.ones(5, np.bool_)))
+    first, second = (decode_survivors(session, MessageKind.SURVIVORS, 1, data) for _ in range(2))
     first[:] = False
     assert second.all()
 

@@ -19,10 +19,11 @@ from hypothesis.stateful import (
 
 from d2pfed.errors import PeerError, TooFewClients
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.secagg import Advertising, Client, Consistency, Delivery, Masking, Sharing, Sum, Unmasking
+from d2pfed.secagg import Advertising, Client, Consistency, Delivery, Sum
 from d2pfed.secagg.pairwise import messages, phases
 from d2pfed.secagg.pairwise.phases import Advertised, Shared
-from d2pfed.secagg.wire import MessageKind, kind_of
+from d2pfed.secagg.pairwise.server import Masking, Sharing, Unmasking
+from d2pfed.secagg.wire import MessageKind, kind_of, message, pack_subset
 from support.federation import MODEL, TASK, Federation, expected_sum, make_session
 
 SIZE = 6
@@ -48,7 +49,7 @@ class Aggregation(RuleBasedStateMachine):
         self.clients = self.federation.clients
         self.phase = Advertising(self.session, self.federation.roster)
         self.outcome = None
-        self.requests = dict(self.phase.outbox())
+        self.requests = dict(self.phase.outbox)
         self.answers = []  # on their way to the server
         self.old_requests = []
         self.old_answers = []
@@ -62,10 +63,10 @@ class Aggregation(RuleBasedStateMachine):
         session = replace(self.session, attempt=9)
         federation = Federation(session)
         advertising = Advertising(session, federation.roster)
-        requests = dict(advertising.outbox())
+        requests = dict(advertising.outbox)
         for client, request in requests.items():
             advertising.receive(client, federation.clients[client].receive(request))
-        return [*requests.items(), *advertising.close().outbox().items()]
+        return [*requests.items(), *advertising.close().outbox.items()]
 
     # --- what can happen ---
 
@@ -163,18 +164,18 @@ class Aggregation(RuleBasedStateMachine):
             self.requests.pop(client, None)
             with pytest.raises(PeerError):  # whatever it is asked next belongs to its former life
                 self.clients[client].receive(
-                    messages.encode_survivors(
+                    message(
                         self.session,
                         MessageKind.UNMASK_REQUEST,
                         self.session.rank(client),
-                        np.ones(SIZE, np.bool_),
+                        pack_subset(np.ones(SIZE, np.bool_)),
                     )
                 )
 
     @rule(pick=picks)
     def a_client_refuses_to_go_on(self, pick):
         if self.unlucky:
-            self.clients[sorted(self.unlucky)[pick % len(self.unlucky)]]._phase = phases.Finished()
+            self.clients[sorted(self.unlucky)[pick % len(self.unlucky)]].phase = phases.Finished()
 
     @precondition(lambda self: self.outcome is None)
     @rule(patience=st.integers(0, 9))
@@ -198,7 +199,7 @@ class Aggregation(RuleBasedStateMachine):
             assert set(closed.survivors) == self.accepted
         self.phase, self.accepted = closed, set()
         self.old_answers += self.answers
-        self.requests, self.answers = dict(closed.outbox()), []
+        self.requests, self.answers = dict(closed.outbox), []
 
     def end(self, outcome):
         self.outcome = outcome
@@ -288,17 +289,17 @@ def test_any_network_leads_to_the_exact_sum_or_a_void_attempt():
 
 
 def answer_twice(self, request):
-    answer, after = self._phase.answer(self._local, request)
-    self._phase = self._phase if isinstance(after, phases.Finished) else after
+    answer, after = self.phase.answer(self._local, request)
+    self.phase = self.phase if isinstance(after, phases.Finished) else after
     return answer
 
 
 def count_repeated_vectors(self, client, data):
-    rank = self._pending.session.rank(client)
-    masked = messages.decode_masked_vector(self._pending.session, rank, self._context, data)
-    self._pending.session.ring.add_into(self._total, masked.vector)
-    self._groups.add(masked.group)
-    self._arrived.append(rank)
+    session = self._known.joined.session
+    group, vector = messages.decode_masked_vector(session, session.rank(client), self._context, data)
+    session.ring.add_into(self._total, vector)
+    self._groups.add(group)
+    self._arrived.append(session.rank(client))
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import pytest
 
 from d2pfed.errors import ConfigError, PeerError, RolledBack
 from d2pfed.numerics.randomness import digest
-from d2pfed.secagg import Client, Consistency, collect
-from d2pfed.secagg.pairwise import checks, messages
+from d2pfed.secagg import Client, Consistency, checks, collect
+from d2pfed.secagg.pairwise import messages
 from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement
 from d2pfed.secagg.pairwise.messages import EncryptedShares
-from d2pfed.secagg.position import Position
+from d2pfed.secagg.roster import Position
 from support.federation import (
     Federation,
     advertising_of,
@@ -46,7 +46,7 @@ def vector_of_victim(federation, change=lambda rank, shares: shares):
     collect(sharing, federation.exchange("share", keep_all))
     for rank in list(sharing._sent):
         sharing._sent[rank] = change(rank, sharing._sent[rank])
-    return federation.clients[VICTIM].receive(sharing.close(b"", b"").outbox()[VICTIM])
+    return federation.clients[VICTIM].receive(sharing.close(b"", b"").outbox[VICTIM])
 
 
 # --- peers ---
@@ -60,8 +60,8 @@ def test_a_client_that_a_peer_has_met_later_in_its_log_sends_nothing():
         federation.clients[VICTIM].receive(b"")
 
 
-def test_unless_peers_positions_are_checked_a_restored_home_sends_a_second_vector(monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_peer_position", nothing)
+def test_without_position_checks_a_restored_home_sends_a_second_vector(monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.checks.require_in_chain", nothing)
     assert vector_of_victim(rolled_back())
 
 
@@ -90,8 +90,8 @@ def test_a_claim_that_the_client_did_not_sign_is_ignored(claim):
 
 
 @pytest.mark.parametrize("claim", FORGED, ids=["unsigned", "of another count", "of another client"])
-def test_unless_its_own_signature_is_asked_for_a_colluder_locks_a_client_out(claim, monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.is_own", lambda enrolment, client, claim: True)
+def test_without_the_signature_check_a_colluder_locks_a_client_out(claim, monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.checks.verify_position", nothing)
     with pytest.raises(RolledBack):
         vector_of_victim(Federation(SESSION, known={OTHERS[0]: {VICTIM: claim}}))
 
@@ -110,8 +110,8 @@ def test_a_server_cannot_spoil_more_claims_than_bad_clients_could():
         vector_of_victim(rolled_back(), spoil_claims)
 
 
-def test_a_server_that_may_spoil_any_number_of_ciphertexts_hides_all_claims(monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_few_unopened", nothing)
+def test_a_server_that_spoils_many_ciphertexts_hides_all_claims(monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.checks.require_few_unopened", nothing)
     assert vector_of_victim(rolled_back(), spoil_claims)
 
 
@@ -134,12 +134,12 @@ def test_with_the_sessions_number_a_server_hides_all_claims(monkeypatch):
     monkeypatch.setattr(
         checks,
         "require_few_unopened",
-        lambda session, _own, unopened: kept(session, session.colluders, unopened),
+        lambda claimed, _own, unopened: kept(claimed, claimed, unopened),
     )
     assert vector_of_victim(hidden_by_number(), spoil_claims)
 
 
-def test_a_session_with_fewer_colluders_than_the_client_fears_allows_no_more():
+def test_a_session_with_too_few_colluders_is_refused():
     with pytest.raises(PeerError, match="at most 1 ciphertexts may fail to open, got 2"):
         vector_of_victim(replace(rolled_back(), colluders=5), spoil_claims)
 
@@ -178,17 +178,17 @@ def test_a_claim_without_a_ciphertext_is_refused():
 
 def invite(remembered, rows=2):
     federation = Federation(SESSION, counts={VICTIM: rows})
-    outbox = advertising_of(federation, {VICTIM: remembered}).outbox()
+    outbox = advertising_of(federation, {VICTIM: remembered}).outbox
     return federation.clients[VICTIM].receive(outbox[VICTIM])
 
 
-def test_a_client_that_the_server_has_met_later_in_its_log_does_not_advertise():
+def test_a_client_that_the_server_met_later_does_not_advertise():
     with pytest.raises(RolledBack, match="the server has met client 7 at row 5"):
         invite(position_of(VICTIM, 5, ROSTER))
 
 
 def test_unless_the_servers_position_is_checked_a_restored_client_joins(monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_server_position", nothing)
+    monkeypatch.setattr("d2pfed.secagg.checks.require_in_chain", nothing)
     assert invite(position_of(VICTIM, 5, ROSTER))
 
 
@@ -241,14 +241,11 @@ def test_a_position_belongs_to_its_advertisement():
         after_sharing(Federation(SESSION, counts={VICTIM: 4}), with_old_position)
 
 
-def test_unless_the_advertisement_signs_the_position_a_server_makes_peers_remember_an_old_one(monkeypatch):
-    def leaf(session, client, advertisement: KeyAdvertisement):
-        return digest(
-            "d2pfed advert", session.digest, client, advertisement.seal_public, advertisement.mask_public
-        )
+def test_an_unsigned_position_lets_the_server_plant_an_old_one(monkeypatch):
+    def statement(self, session, client):
+        return digest("d2pfed advert", session.digest, client, self.seal_public, self.mask_public)
 
-    for module in ("phases", "checks", "messages", "server"):
-        monkeypatch.setattr(f"d2pfed.secagg.pairwise.{module}.leaf", leaf)
+    monkeypatch.setattr(KeyAdvertisement, "statement", statement)
     client = after_sharing(Federation(SESSION, counts={VICTIM: 4}), with_old_position)
     assert client.met[VICTIM] == position_of(VICTIM, 1, ROSTER)
 
@@ -269,9 +266,9 @@ def test_a_position_is_kept_with_the_secrets_of_its_session():
     """The log may grow while the session waits: what was advertised stays what it was."""
     federation = Federation(SESSION)
     advertising = advertising_of(federation)
-    outbox = advertising.outbox()
+    outbox = advertising.outbox
     for client in SESSION.cohort:
         advertising.receive(client, federation.clients[client].receive(outbox[client]))
     saved = federation.clients[VICTIM].save()
     grown = Federation(SESSION, counts={VICTIM: 9})
-    assert grown.restore(VICTIM, saved).receive(advertising.close().outbox()[VICTIM])
+    assert grown.restore(VICTIM, saved).receive(advertising.close().outbox[VICTIM])

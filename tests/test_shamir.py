@@ -16,7 +16,6 @@ from d2pfed.secagg.shamir import (
     Interpolation,
     pack_shares,
     split,
-    split_each,
     unpack_share,
 )
 
@@ -26,6 +25,11 @@ secrets = st.integers(0, 2**256 - 1)
 
 def stream(*path):
     return Stream(digest("shamir", *path))
+
+
+def shares_of(secret, *given):
+    """The shares of one secret."""
+    return split([secret], *given)[0]
 
 
 def test_the_modulus_is_prime():
@@ -42,7 +46,7 @@ def test_any_threshold_shares_open_the_secret(secret, data):
     count = data.draw(st.integers(1, 12))
     threshold = data.draw(st.integers(1, count))
     points = range(1, count + 1)
-    shares = split(secret, threshold, points, stream(secret))
+    shares = shares_of(secret, threshold, points, stream(secret))
     chosen = data.draw(st.permutations(points))[:threshold]
     assert Interpolation(chosen).join([shares[point - 1] for point in chosen]) == secret
 
@@ -51,7 +55,7 @@ def test_any_threshold_shares_open_the_secret(secret, data):
 def test_secrets_split_together_have_the_shares_of_secrets_split_in_turn(count, threshold):
     own, points = [0, PRIME - 1, 2**255 + 9], range(1, count + 1)
     together, in_turn = stream("together", count), stream("together", count)
-    assert split_each(own, threshold, points, together) == [
+    assert split(own, threshold, points, together) == [
         [sum(c * point**power for power, c in enumerate(coefficients)) % PRIME for point in points]
         for coefficients in ([*[in_turn.below(PRIME) for _ in range(threshold - 1)], one][::-1] for one in own)
     ]
@@ -59,14 +63,14 @@ def test_secrets_split_together_have_the_shares_of_secrets_split_in_turn(count, 
 
 @given(secrets)
 def test_a_changed_share_changes_the_secret(secret):
-    shares = split(secret, 3, range(1, 6), stream(secret))
+    shares = shares_of(secret, 3, range(1, 6), stream(secret))
     shares[1] = (shares[1] + 1) % PRIME
     assert Interpolation([1, 2, 3]).join(shares[:3]) != secret
 
 
 def test_coefficients_agree_with_lagrange_over_the_rationals():
     points = [3, 1, 7, 20]
-    shares = split(12345, 4, points, stream("rationals"))
+    shares = shares_of(12345, 4, points, stream("rationals"))
     total = 0
     for point, share in zip(points, shares, strict=True):
         weight = Fraction(1)
@@ -86,13 +90,13 @@ def chi_square_of_one_share(draw):
 @pytest.mark.parametrize("secret", [0, 1, 200])
 def test_shares_below_the_threshold_say_nothing(secret):
     source = stream("uniform", secret)
-    statistic = chi_square_of_one_share(lambda _: split(secret, 2, [1, 2], source, TOY)[0])
+    statistic = chi_square_of_one_share(lambda _: shares_of(secret, 2, [1, 2], source, TOY)[0])
     assert statistic < chi2.isf(1e-6, TOY - 1)
 
 
 def test_two_shares_of_three_are_jointly_uniform():
     source, prime = stream("joint"), 17
-    pairs = [split(5, 3, [1, 2, 3], source, prime)[:2] for _ in range(60_000)]
+    pairs = [shares_of(5, 3, [1, 2, 3], source, prime)[:2] for _ in range(60_000)]
     counts = np.bincount([left * prime + right for left, right in pairs], minlength=prime**2)
     expected = counts.sum() / prime**2
     assert ((counts - expected) ** 2 / expected).sum() < chi2.isf(1e-6, prime**2 - 1)
@@ -107,7 +111,7 @@ def test_a_coefficient_that_is_never_zero_is_seen():
 @pytest.mark.parametrize("points", [[0, 1, 2], [1, 1, 2], [1, 2, TOY], [-1, 1, 2]])
 def test_points_that_give_a_secret_away_are_refused(points):
     with pytest.raises(ConfigError):
-        split(1, 2, points, stream("points"), TOY)
+        shares_of(1, 2, points, stream("points"), TOY)
     with pytest.raises(ConfigError):
         Interpolation(points, TOY)
 
@@ -115,12 +119,12 @@ def test_points_that_give_a_secret_away_are_refused(points):
 @pytest.mark.parametrize("threshold", [0, 4])
 def test_a_threshold_out_of_range_is_refused(threshold):
     with pytest.raises(ConfigError):
-        split(1, threshold, [1, 2, 3], stream("threshold"))
+        shares_of(1, threshold, [1, 2, 3], stream("threshold"))
 
 
 def test_a_secret_outside_the_field_is_refused():
     with pytest.raises(ConfigError):
-        split(TOY, 2, [1, 2], stream("secret"), TOY)
+        shares_of(TOY, 2, [1, 2], stream("secret"), TOY)
 
 
 def test_another_number_of_shares_is_refused():
@@ -146,7 +150,7 @@ def test_bytes_that_are_no_share_are_refused(data):
 def test_many_shares_are_the_values_of_one_polynomial(points, secret):
     """The compiled way takes over from 2^14 products on: its shares are those of plain integers."""
     threshold = 150
-    shares = split(secret, threshold, points, stream("limbs", secret))
+    shares = shares_of(secret, threshold, points, stream("limbs", secret))
     twin = stream("limbs", secret)
     falling = [twin.below(PRIME) for _ in range(threshold - 1)]
     for point, share in zip(points, shares, strict=True):
@@ -156,7 +160,7 @@ def test_many_shares_are_the_values_of_one_polynomial(points, secret):
 
 def test_points_too_large_for_the_limbs_are_right_too():
     points = [2**11, *range(1, 200), PRIME - 1]
-    shares = split(77, 100, points, stream("large"))
+    shares = shares_of(77, 100, points, stream("large"))
     assert Interpolation(points[:100]).join(shares[:100]) == 77
     assert Interpolation(points[-100:]).join(shares[-100:]) == 77
 
@@ -179,7 +183,7 @@ def patterns(draw, most=14):
 @given(secrets, patterns())
 def test_wrong_shares_are_corrected_and_named(secret, pattern):
     points, threshold, errors = pattern
-    shares = with_errors(split(secret, threshold, points, stream(secret)), errors)
+    shares = with_errors(shares_of(secret, threshold, points, stream(secret)), errors)
     found = Corrector(points, threshold).correct(shares, secret.__eq__)
     assert found == Corrected(secret, tuple(sorted(errors)))
 
@@ -188,7 +192,7 @@ def test_wrong_shares_are_corrected_and_named(secret, pattern):
 def test_shares_are_corrected_without_a_check_of_the_secret(secret, pattern):
     """Within the bound there is one polynomial only, and it is found whoever asks."""
     points, threshold, errors = pattern
-    shares = with_errors(split(secret, threshold, points, stream(secret)), errors)
+    shares = with_errors(shares_of(secret, threshold, points, stream(secret)), errors)
     assert Corrector(points, threshold).correct(shares, lambda found: True).secret == secret
 
 
@@ -198,14 +202,14 @@ def test_one_error_more_than_the_bound_is_refused_or_right(secret, count, data):
     places = data.draw(st.permutations(range(count)))[: (count - threshold) // 2 + 1]
     errors = {place: data.draw(st.integers(1, PRIME - 1)) for place in places}
     points = range(1, count + 1)
-    shares = with_errors(split(secret, threshold, points, stream(secret)), errors)
+    shares = with_errors(shares_of(secret, threshold, points, stream(secret)), errors)
     assert Corrector(points, threshold).correct(shares, secret.__eq__) is None
 
 
-def test_liars_beyond_the_bound_who_agree_are_believed_by_whoever_does_not_check():
+def test_unchecked_liars_beyond_the_bound_are_believed():
     """Three of seven shift their shares to another polynomial of degree 2 that two honest shares lie on too."""
     points, threshold = range(1, 8), 3
-    shares = split(1000, threshold, points, stream("agree"))
+    shares = shares_of(1000, threshold, points, stream("agree"))
     # 5 (x - 1) (x - 2) is zero at the first two points, so adding it at the rest makes another sharing.
     shift = {place: 5 * (place + 1 - 1) * (place + 1 - 2) for place in (2, 3, 4)}
     lies = with_errors(shares, shift)
@@ -241,7 +245,7 @@ def test_in_a_small_field_corrections_are_those_of_a_search():
 
 def test_every_pair_of_errors_in_a_small_field_is_corrected():
     prime, points = 11, list(range(1, 8))
-    shares = split(4, 3, points, stream("pairs"), prime)
+    shares = shares_of(4, 3, points, stream("pairs"), prime)
     corrector = Corrector(points, 3, prime)
     for places in combinations(range(7), 2):
         for values in product(range(1, prime), repeat=2):
@@ -251,7 +255,7 @@ def test_every_pair_of_errors_in_a_small_field_is_corrected():
 
 def test_a_thousand_shares_with_249_wrong_ones_are_corrected():
     points, threshold, secret = range(1, 1_001), 501, 2**255 - 19
-    shares = split(secret, threshold, points, stream("thousand"))
+    shares = shares_of(secret, threshold, points, stream("thousand"))
     source = stream("errors")
     errors = {int(place): source.below(PRIME - 1) + 1 for place in source.subset(1_000, 249)}
     found = Corrector(points, threshold).correct(with_errors(shares, errors), secret.__eq__)
@@ -274,11 +278,11 @@ def test_what_was_corrected_does_not_print_its_secret():
     assert "12345" not in repr(Corrected(12345, ()))
 
 
-def test_the_largest_point_of_the_quick_way_and_the_next_one_give_true_shares():
+def test_shares_are_right_at_the_limit_of_the_quick_way():
     """A limb times 2^11 does not fit: that point is evaluated by plain integers."""
     for largest in (2047, 2048):
         points = [*range(1, 128), largest]
         hidden = [PRIME - 1 - number for number in range(16)]
-        shares = split_each(hidden, len(points), points, Stream(digest("largest point", largest)))
+        shares = split(hidden, len(points), points, Stream(digest("largest point", largest)))
         interpolation = Interpolation(points)
         assert [interpolation.join(each) for each in shares] == hidden

@@ -12,8 +12,7 @@ from d2pfed.ledger.client_log import ClientLog, Entry
 from d2pfed.ledger.files import make_directory
 from d2pfed.ledger.keystore import VolatileFile
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.secagg import StandingState, answer_step
-from d2pfed.secagg.standing.checks import require_charge_once
+from d2pfed.secagg import standing
 from support.crash_moments import Disk, lay_out
 from support.standing import SILOS, Silos, make_epoch
 from test_standing_malicious import request
@@ -38,21 +37,21 @@ class DurableSilo:
             self.log.create({"carried": "nothing"})
         self.file = VolatileFile(self.root / "state", "keys", keys_on_disk=True)
 
-    def keep(self, state: StandingState):
+    def keep(self, state: standing.State):
         self.file.write(state.encode(), self.log.read().head)
 
     def rows(self) -> list[int]:
         return [int(str(body["step"])) for body in self.log.read().bodies(Entry.CHARGE)]
 
-    # what `answer_step` needs
+    # what `standing.answer_step` needs
 
     def read(self):
         data = self.file.read(self.log.read().holds)
-        return None if data is None else StandingState.decode(self.silos.epoch, VICTIM, data)
+        return None if data is None else standing.State.decode(self.silos.epoch, VICTIM, data)
 
     def advance(self, move):
         def change(data):
-            state, result = move(StandingState.decode(self.silos.epoch, VICTIM, data))
+            state, result = move(standing.State.decode(self.silos.epoch, VICTIM, data))
             return (state.encode() if self.advances else data), result
 
         return self.file.update(self.log.read().holds, change, lambda: self.log.read().head)
@@ -63,7 +62,7 @@ class DurableSilo:
         while True:
             history = self.log.read()
             if self.checks_row:
-                require_charge_once(self.rows(), step.number)
+                standing.require_charge_once(self.rows(), step.number)
             if self.log.append(history, Entry.CHARGE, {"run": step.run, "step": step.number}) is not None:
                 return
 
@@ -72,7 +71,7 @@ class DurableSilo:
             self.charge(step)
             return self.silos.epoch.ring.uniform(Entropy.system().stream(), self.silos.epoch.dimension)
 
-        return answer_step(self.silos.epoch, VICTIM, data, store=self, contribute=contribute)
+        return standing.answer_step(self.silos.epoch, VICTIM, data, store=self, contribute=contribute)
 
 
 def set_up(root: Path, **planted) -> tuple[DurableSilo, bytes]:
@@ -112,7 +111,7 @@ def is_safe(found) -> bool:
     )
 
 
-def test_a_crash_at_any_moment_leaves_one_answer_at_most_and_never_one_without_a_row(tmp_path, monkeypatch):
+def test_a_crash_leaves_at_most_one_answer_and_none_without_a_row(tmp_path, monkeypatch):
     found = crash_everywhere(tmp_path, monkeypatch)
     assert len(found) > 20
     assert is_safe(found)

@@ -12,19 +12,12 @@ from d2pfed.ledger import keystore
 from d2pfed.ledger.keystore import VolatileFile
 from d2pfed.ledger.rows import Head
 from d2pfed.numerics.randomness import Entropy, Stream, digest
-from d2pfed.round import StandingMemory, standing_silo
-from d2pfed.secagg import StandingAdvertising, StandingState, crypto
-from d2pfed.secagg.standing import checks as standing_checks
-from d2pfed.secagg.standing import epoch as standing
-from d2pfed.secagg.standing.epoch import StandingAdvert, StandingKeys, StandingStep
-from d2pfed.secagg.standing.messages import (
-    StandingRequest,
-    decode_standing_masked,
-    encode_standing_advert,
-    encode_standing_invitation,
-    encode_standing_request,
-)
-from d2pfed.secagg.wire import subset_of
+from d2pfed.round import StandingMemory
+from d2pfed.secagg import checks, crypto, standing
+from d2pfed.secagg.standing import client as standing_client
+from d2pfed.secagg.standing import epoch as epochs
+from d2pfed.secagg.wire import MessageKind, message, subset_of
+from support.decoding import decode_masked
 from support.evil import LOW_ORDER
 from support.federation import MODEL, TASK, enrolment_secret, position_of
 from support.rings import subtract_into
@@ -40,9 +33,9 @@ def nothing(*_given, **_named):
 def drop(monkeypatch, *names):
     """Remove checks, wherever they are used from."""
     for name in names:
-        monkeypatch.setattr(standing_checks, name, nothing)
-        if hasattr(standing_silo, name):
-            monkeypatch.setattr(standing_silo, name, nothing)
+        for module in (checks, crypto, standing, standing_client):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, nothing)
 
 
 def ready(**changes) -> Silos:
@@ -54,8 +47,8 @@ def ready(**changes) -> Silos:
 def request(silos, client, number, attempt, members=None, model=MODEL, task=TASK) -> bytes:
     epoch = silos.epoch
     chosen = subset_of(len(epoch.cohort), [epoch.rank(member) for member in members or epoch.cohort])
-    step = StandingStep(epoch, number, attempt, chosen)
-    return encode_standing_request(epoch, epoch.rank(client), StandingRequest(step, task, model))
+    step = standing.Step(epoch, number, attempt, chosen)
+    return epochs.encode_request(epoch, epoch.rank(client), epochs.Request(step, task, model))
 
 
 def ask(silos, client, number=0, attempt=0, **seen) -> np.ndarray:
@@ -65,7 +58,7 @@ def ask(silos, client, number=0, attempt=0, **seen) -> np.ndarray:
 
 
 def unmasked_frame(silos, client, answer) -> np.ndarray:
-    return decode_standing_masked(silos.epoch, silos.epoch.rank(client), answer[72:104], answer)
+    return decode_masked(silos.epoch, silos.epoch.rank(client), answer[72:104], answer)
 
 
 def difference(silos, left, right) -> np.ndarray:
@@ -110,7 +103,7 @@ def test_either_guard_alone_refuses_the_same_request_twice(monkeypatch, kept):
 
 def test_without_both_guards_and_the_ratchet_the_masks_are_gone(monkeypatch):
     drop(monkeypatch, "require_step_forward", "require_charge_once")
-    monkeypatch.setattr(standing, "next_pair_key", lambda key: key)
+    monkeypatch.setattr(epochs, "next_pair_key", lambda key: key)
     assert same_request_twice(ready())
 
 
@@ -160,7 +153,7 @@ def test_two_attempts_never_share_noise_and_shared_noise_would_cancel():
 
     def noised(step_noise):
         def contribute(step, task, model):
-            value = update_of(silos.epoch, 0, StandingStep(silos.epoch, 0, 0, step.members))
+            value = update_of(silos.epoch, 0, standing.Step(silos.epoch, 0, 0, step.members))
             total = value.copy()
             silos.epoch.ring.add_into(total, step_noise(step))
             return total
@@ -203,40 +196,40 @@ def test_an_epoch_that_begins_at_a_charged_step_is_refused(monkeypatch):
 def other_plan(silos) -> bool:
     """An invitation to an epoch that the silo's own plan does not lead to."""
     lax = make_epoch(plan_digest=digest("a lax plan"))
-    invitation = encode_standing_invitation(lax, 0, silos.roster.serial, None)
+    invitation = epochs.encode_invitation(lax, 0, silos.roster.serial, None)
     answer, _ = silos.by_client[VICTIM].silo(silos.epoch).advertise(invitation, Entropy.replay(b"any"))
     return bool(answer)
 
 
 def test_an_invitation_to_another_plan_is_refused(monkeypatch):
-    with pytest.raises(PeerError, match="this silo's plan and roster"):
+    with pytest.raises(PeerError, match="own plan and roster"):
         other_plan(ready())
-    drop(monkeypatch, "require_epoch_recomputed")
+    drop(monkeypatch, "require_agreed")
     assert other_plan(ready())
 
 
 # --- who the peers are ---
 
 
-def forged(silos, secrets, public=None) -> dict[int, StandingAdvert]:
+def forged(silos, secrets, public=None) -> dict[int, epochs.Advert]:
     """Adverts in which the server plays every peer of the victim."""
     adverts = silos.adverts_by_hand((VICTIM,))
     for place, client in enumerate(SILOS[1:]):
         key = crypto.Agreement(secrets[client]).public if public is None else public(place)
-        adverts[silos.epoch.rank(client)] = StandingAdvert(key, position_of(client, 9, silos.roster), bytes(64))
+        adverts[silos.epoch.rank(client)] = epochs.Advert(key, position_of(client, 9, silos.roster), bytes(64))
     return adverts
 
 
 def strip(silos, keys, shared, sent, members=SILOS) -> np.ndarray:
     """Take off the victim's masks, given its secrets shared with each peer."""
     epoch = silos.epoch
-    step = StandingStep(epoch, 0, 0, subset_of(len(epoch.cohort), [epoch.rank(member) for member in members]))
-    context, bare = standing.context(keys.digest, step, MODEL, TASK), sent.copy()
+    step = standing.Step(epoch, 0, 0, subset_of(len(epoch.cohort), [epoch.rank(member) for member in members]))
+    context, bare = epochs.context(keys.digest, step, MODEL, TASK), sent.copy()
     for client in members:
         if client == VICTIM or client not in shared:
             continue
-        pair = standing.pair_key(shared[client], keys.digest, (VICTIM, client))
-        mask = epoch.ring.uniform(Stream(standing.mask_key(pair, context, (VICTIM, client))), epoch.dimension)
+        pair = epochs.pair_key(shared[client], keys.digest, (VICTIM, client))
+        mask = epoch.ring.uniform(Stream(epochs.mask_key(pair, context, (VICTIM, client))), epoch.dimension)
         subtract_into(epoch.ring, bare, mask)
     return bare
 
@@ -248,13 +241,13 @@ def server_plays_all_peers(silos) -> bool:
     keys = silos.agree_by_hand(VICTIM, adverts)
     shared = {client: crypto.Agreement(secret).agree(own) for client, secret in secrets.items()}
     bare = strip(silos, keys, shared, ask(silos, VICTIM))
-    return np.array_equal(bare, update_of(silos.epoch, VICTIM, StandingStep(silos.epoch, 0, 0, keys.joined)))
+    return np.array_equal(bare, update_of(silos.epoch, VICTIM, standing.Step(silos.epoch, 0, 0, keys.joined)))
 
 
 def test_a_server_cannot_play_the_peers(monkeypatch):
     with pytest.raises(PeerError, match="signature"):
         server_plays_all_peers(Silos(make_epoch()))
-    drop(monkeypatch, "require_adverts_signed")
+    drop(monkeypatch, "require_signed")
     assert server_plays_all_peers(Silos(make_epoch()))
 
 
@@ -262,13 +255,13 @@ def peers_of_low_order(silos) -> bool:
     """Colluders sign keys of low order: the pad of the victim with them is known to everyone."""
     adverts = silos.adverts_by_hand((VICTIM,))
     for place, client in enumerate(SILOS[1:]):
-        advert = StandingAdvert(bytes.fromhex(LOW_ORDER[place]), position_of(client, 9, silos.roster))
+        advert = epochs.Advert(bytes.fromhex(LOW_ORDER[place]), position_of(client, 9, silos.roster))
         signature = crypto.sign(enrolment_secret(client), advert.statement(silos.epoch, client))
         adverts[silos.epoch.rank(client)] = replace(advert, signature=signature)
     keys = silos.agree_by_hand(VICTIM, adverts)
     shared = dict.fromkeys(SILOS[1:], bytes(32))
     bare = strip(silos, keys, shared, ask(silos, VICTIM))
-    return np.array_equal(bare, update_of(silos.epoch, VICTIM, StandingStep(silos.epoch, 0, 0, keys.joined)))
+    return np.array_equal(bare, update_of(silos.epoch, VICTIM, standing.Step(silos.epoch, 0, 0, keys.joined)))
 
 
 class _Lax(crypto.Agreement):
@@ -284,7 +277,7 @@ def test_keys_of_low_order_are_refused(monkeypatch):
     monkeypatch.setattr(crypto, "Agreement", _Lax)
     with pytest.raises(PeerError, match="low order"):
         peers_of_low_order(Silos(make_epoch()))
-    drop(monkeypatch, "require_no_low_order")
+    drop(monkeypatch, "require_order")
     assert peers_of_low_order(Silos(make_epoch()))
 
 
@@ -293,7 +286,7 @@ def test_one_key_under_two_names_is_refused(monkeypatch):
         adverts = silos.adverts_by_hand()
         for client in SILOS[2:]:
             rank = silos.epoch.rank(client)
-            advert = StandingAdvert(adverts[1].public, adverts[rank].position)
+            advert = epochs.Advert(adverts[1].public, adverts[rank].position)
             signature = crypto.sign(enrolment_secret(client), advert.statement(silos.epoch, client))
             adverts[rank] = replace(advert, signature=signature)
         silos.agree_by_hand(VICTIM, adverts)
@@ -301,7 +294,7 @@ def test_one_key_under_two_names_is_refused(monkeypatch):
 
     with pytest.raises(PeerError, match="distinct"):
         copied(Silos(make_epoch()))
-    drop(monkeypatch, "require_distinct")
+    drop(monkeypatch, "require_distinct_keys")
     assert copied(Silos(make_epoch()))
 
 
@@ -309,12 +302,15 @@ def test_a_servers_honest_half_takes_no_key_twice():
     """A silo that copies another's key drops out by itself; the others would all refuse the adverts with it."""
     silos = Silos(make_epoch())
     adverts = silos.adverts_by_hand()
-    advertising = StandingAdvertising(silos.epoch, silos.roster)
-    advertising.receive(SILOS[0], encode_standing_advert(silos.epoch, 0, adverts[0]))
-    copied = StandingAdvert(adverts[0].public, adverts[1].position)
+    advertising = standing.Advertising(silos.epoch, silos.roster)
+    advertising.receive(SILOS[0], message(silos.epoch, MessageKind.STANDING_ADVERT, 0, adverts[0].pack()))
+    copied = epochs.Advert(adverts[0].public, adverts[1].position)
     signature = crypto.sign(enrolment_secret(SILOS[1]), copied.statement(silos.epoch, SILOS[1]))
     with pytest.raises(PeerError, match="distinct"):
-        advertising.receive(SILOS[1], encode_standing_advert(silos.epoch, 1, replace(copied, signature=signature)))
+        advertising.receive(
+            SILOS[1],
+            message(silos.epoch, MessageKind.STANDING_ADVERT, 1, replace(copied, signature=signature).pack()),
+        )
 
 
 def test_an_advert_that_was_swapped_is_refused(monkeypatch):
@@ -328,7 +324,7 @@ def test_an_advert_that_was_swapped_is_refused(monkeypatch):
 
     with pytest.raises(PeerError, match="own advert"):
         swapped(Silos(make_epoch()))
-    drop(monkeypatch, "require_own_advert")
+    drop(monkeypatch, "require_own")
     assert swapped(Silos(make_epoch()))
 
 
@@ -340,14 +336,14 @@ def few_members(silos) -> int:
     two = SILOS[:2]
     total = ask(silos, two[0], members=two)
     silos.epoch.ring.add_into(total, ask(silos, two[1], members=two))
-    step = StandingStep(silos.epoch, 0, 0, subset_of(4, [0, 1]))
+    step = standing.Step(silos.epoch, 0, 0, subset_of(4, [0, 1]))
     expected = update_of(silos.epoch, two[0], step)
     silos.epoch.ring.add_into(expected, update_of(silos.epoch, two[1], step))
     return int(np.array_equal(total, expected)) * len(two)
 
 
 def test_a_sum_of_fewer_than_a_quorum_is_refused(monkeypatch):
-    with pytest.raises(PeerError, match="at least 3 members"):
+    with pytest.raises(PeerError, match="at least 3 clients"):
         few_members(ready())
     drop(monkeypatch, "require_quorum")
     assert few_members(ready()) == 2
@@ -359,9 +355,9 @@ def test_a_set_up_of_fewer_than_a_quorum_is_refused(monkeypatch):
         silos.agree_by_hand(VICTIM, adverts)
         return silos.by_client[VICTIM].store.state is not None
 
-    with pytest.raises(PeerError, match="must join"):
+    with pytest.raises(PeerError, match="at least 3 clients"):
         few(Silos(make_epoch()))
-    drop(monkeypatch, "require_joined_quorum")
+    drop(monkeypatch, "require_quorum")
     assert few(Silos(make_epoch()))
 
 
@@ -377,23 +373,23 @@ def unknown_members(silos) -> bool:
         for client in colluders
     }
     bare = strip(silos, keys, shared, ask(silos, VICTIM, members=members), members)
-    step = StandingStep(silos.epoch, 0, 0, subset_of(4, [0, 2, 3]))
+    step = standing.Step(silos.epoch, 0, 0, subset_of(4, [0, 2, 3]))
     return np.array_equal(bare, update_of(silos.epoch, VICTIM, step))
 
 
 def test_members_that_never_joined_pad_no_quorum(monkeypatch):
-    with pytest.raises(PeerError, match="did not join"):
+    with pytest.raises(PeerError, match="not in the set before"):
         unknown_members(Silos(make_epoch()))
-    drop(monkeypatch, "require_members_joined")
+    drop(monkeypatch, "require_within")
     assert unknown_members(Silos(make_epoch()))
 
 
 def test_a_step_without_the_silo_itself_is_refused(monkeypatch):
     """Its masks would be those of members that never share one with it."""
     silos = ready()
-    with pytest.raises(PeerError, match="not a member"):
+    with pytest.raises(PeerError, match="itself is missing"):
         ask(silos, VICTIM, members=SILOS[1:])
-    drop(monkeypatch, "require_member")
+    drop(monkeypatch, "require_self")
     ask(silos, VICTIM, members=SILOS[1:])
 
 
@@ -443,7 +439,7 @@ def _is_sum(silos, answers, clients, unknown=None) -> bool:
         if unknown is not None and client != VICTIM:  # a colluder says what it shares with this one
             state = silos.by_client[unknown].store.state
             key = state.pair_keys[silos.epoch.rank(client)]
-            mask = standing.mask_key(key, silos.seen_context, (client, unknown))
+            mask = epochs.mask_key(key, silos.seen_context, (client, unknown))
             stream = Stream(mask)
             pad = silos.epoch.ring.uniform(stream, silos.epoch.dimension)
             (partial(subtract_into, silos.epoch.ring) if client < unknown else silos.epoch.ring.add_into)(
@@ -467,13 +463,13 @@ def watched(**changes) -> Silos:
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_silos_with_different_views_never_cancel(monkeypatch, view):
-    kept, silos = standing.context, watched()
-    monkeypatch.setattr(standing, "context", _noting(kept, silos))
+    kept, silos = epochs.context, watched()
+    monkeypatch.setattr(epochs, "context", _noting(kept, silos))
     assert not split_view(silos, view)
     silos = watched()
-    monkeypatch.setattr(standing, "context", _noting(_without(kept, view), silos))
+    monkeypatch.setattr(epochs, "context", _noting(_without(kept, view), silos))
     if view in ("round", "attempt"):
-        monkeypatch.setattr(standing, "next_pair_key", lambda key: key)  # the keys of a step are another guard
+        monkeypatch.setattr(epochs, "next_pair_key", lambda key: key)  # the keys of a step are another guard
     assert split_view(silos, view)
 
 
@@ -492,7 +488,7 @@ def _without(kept, view):
         number = 0 if view == "round" else step.round
         attempt = 0 if view == "attempt" else step.attempt
         members = np.ones_like(step.members) if view == "members" else step.members
-        bound = StandingStep(step.epoch, number, attempt, members)
+        bound = standing.Step(step.epoch, number, attempt, members)
         return kept(keys_digest, bound, b"" if view == "model" else model, b"" if view == "task" else task)
 
     return context
@@ -501,16 +497,16 @@ def _without(kept, view):
 @pytest.mark.parametrize("view", ["round", "attempt"])
 def test_the_ratchet_alone_separates_steps(monkeypatch, view):
     silos = watched()
-    monkeypatch.setattr(standing, "context", _noting(_without(standing.context, view), silos))
+    monkeypatch.setattr(epochs, "context", _noting(_without(epochs.context, view), silos))
     assert not split_view(silos, view)
 
 
 def test_different_adverts_give_different_keys():
     """Two groups are told of different peers: K differs, and so does every mask."""
     adverts = Silos(make_epoch()).adverts_by_hand()
-    whole = StandingKeys.of(make_epoch(), adverts)
-    fewer = StandingKeys.of(make_epoch(), {rank: adverts[rank] for rank in (0, 1, 2)})
-    moved = StandingKeys.of(make_epoch(), adverts | {3: replace(adverts[3], signature=bytes(64))})
+    whole = standing.Keys.of(make_epoch(), adverts)
+    fewer = standing.Keys.of(make_epoch(), {rank: adverts[rank] for rank in (0, 1, 2)})
+    moved = standing.Keys.of(make_epoch(), adverts | {3: replace(adverts[3], signature=bytes(64))})
     assert len({whole.digest, fewer.digest, moved.digest}) == 3
 
 
@@ -521,18 +517,18 @@ def seized_later(silos) -> bool:
     """The answer to step 0 was recorded; the state after it is seized, and everyone else's too."""
     sent = ask(silos, VICTIM)
     state = silos.by_client[VICTIM].store.state
-    step = StandingStep(silos.epoch, 0, 0, np.ones(4, np.bool_))
-    context, bare = standing.context(state.keys.digest, step, MODEL, TASK), sent.copy()
+    step = standing.Step(silos.epoch, 0, 0, np.ones(4, np.bool_))
+    context, bare = epochs.context(state.keys.digest, step, MODEL, TASK), sent.copy()
     for rank, key in state.pair_keys.items():
         pair = VICTIM, SILOS[rank]
-        mask = silos.epoch.ring.uniform(Stream(standing.mask_key(key, context, pair)), silos.epoch.dimension)
+        mask = silos.epoch.ring.uniform(Stream(epochs.mask_key(key, context, pair)), silos.epoch.dimension)
         subtract_into(silos.epoch.ring, bare, mask)
     return np.array_equal(bare, update_of(silos.epoch, VICTIM, step))
 
 
 def test_a_state_that_is_seized_later_opens_no_earlier_answer(monkeypatch):
     assert not seized_later(ready())
-    monkeypatch.setattr(standing, "next_pair_key", lambda key: key)
+    monkeypatch.setattr(epochs, "next_pair_key", lambda key: key)
     assert seized_later(ready())
 
 
@@ -547,11 +543,11 @@ class FileStore:
 
     def read(self):
         data = self.file.read(lambda found: found == self.head())
-        return None if data is None else StandingState.decode(self.epoch, self.client, data)
+        return None if data is None else standing.State.decode(self.epoch, self.client, data)
 
     def advance(self, move):
         def change(data):
-            state, result = move(StandingState.decode(self.epoch, self.client, data))
+            state, result = move(standing.State.decode(self.epoch, self.client, data))
             return state.encode(), result
 
         return self.file.update(lambda found: found == self.head(), change, self.head)
@@ -593,8 +589,8 @@ def test_a_state_that_does_not_fit_the_log_is_erased(tmp_path, monkeypatch):
 
 def test_every_mask_key_of_a_run_is_used_once(monkeypatch):
     """Retries and epochs included: each key occurs at the two ends of its pair and nowhere else."""
-    kept, seen = standing.mask_key, []
-    monkeypatch.setattr(standing, "mask_key", lambda *given: seen.append(kept(*given)) or seen[-1])
+    kept, seen = epochs.mask_key, []
+    monkeypatch.setattr(epochs, "mask_key", lambda *given: seen.append(kept(*given)) or seen[-1])
     silos = ready()
     silos.step(0, 0)
     with suppress(Exception):
@@ -607,8 +603,8 @@ def test_every_mask_key_of_a_run_is_used_once(monkeypatch):
     pairs = 6 + 6 + 3 + 3 * 6
     assert len(set(seen)) == pairs
     assert max(seen.count(key) for key in seen) == 2
-    monkeypatch.setattr(standing, "next_pair_key", lambda key: key)
-    monkeypatch.setattr(standing, "context", lambda keys_digest, *given: keys_digest)
+    monkeypatch.setattr(epochs, "next_pair_key", lambda key: key)
+    monkeypatch.setattr(epochs, "context", lambda keys_digest, *given: keys_digest)
     seen.clear()
     planted = ready()
     planted.step(0, 0)

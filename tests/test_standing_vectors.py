@@ -7,7 +7,7 @@ import struct
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from d2pfed.secagg.standing import epoch as standing
+from d2pfed.secagg.standing import epoch as epochs
 from support.vectors_standing import FILE, make
 from test_secagg_vectors import bitmap, child, digest, hkdf, keystream, mask, x25519
 
@@ -133,6 +133,6 @@ def test_every_sum(vector, second):
 
 @pytest.mark.parametrize("name", ["pair_key", "next_pair_key", "context", "mask_key"])
 def test_a_change_of_any_derivation_changes_the_vectors(vector, monkeypatch, name):
-    kept = getattr(standing, name)
-    monkeypatch.setattr(standing, name, lambda *given: keystream(kept(*given), 32))
+    kept = getattr(epochs, name)
+    monkeypatch.setattr(epochs, name, lambda *given: keystream(kept(*given), 32))
     assert json.loads(json.dumps(make())) != vector

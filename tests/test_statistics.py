@@ -16,11 +16,10 @@ from d2pfed.plan import ideal_multiplier
 from d2pfed.plan.calibrate import _Draft
 from d2pfed.round import run_plan
 from d2pfed.statistics import metrics, release
-from d2pfed.statistics.counts import cumulative_root
 from d2pfed.statistics.metrics import MetricName, MetricScheme
+from d2pfed.statistics.queries import cumulative_root
 from d2pfed.statistics.questions import Bounds, MetricMeans, ScoreMetrics
-from d2pfed.statistics.records import CodedRecords
-from d2pfed.statistics.sums import Ball
+from d2pfed.statistics.records import Ball, CodedRecords
 
 CALM = {"epsilon": 1e3, "delta": 1e-6, "seed": 1, "fidelity": "sum"}  # hardly any noise
 
@@ -230,8 +229,7 @@ def assert_kept(result):
     assert worst <= result.epsilon
 
 
-def test_both_fidelities_give_the_same_bits(monkeypatch):
-    monkeypatch.setattr(release, "run_name", lambda name, _terms: name)
+def test_both_fidelities_give_the_same_bits():
     vectors = np.eye(12)
     by_protocol, by_sum = (d2pfed.private_sum(vectors, fidelity=each, seed=5) for each in ("protocol", "sum"))
     assert (by_protocol.value == by_sum.value).all()
@@ -602,10 +600,8 @@ def moved_by_one_record(contributions, predict):
 def test_a_record_is_scored_by_itself_alone(contributions, monkeypatch):
     """One record with a large value would move the scores of all others: more than forty bounds, printed as one."""
     assert moved_by_one_record(contributions, normalised_by_batch) <= 1
-    of = metrics._Scoring.of
-    monkeypatch.setattr(  # the twin
-        metrics._Scoring, "of", staticmethod(lambda *given, of_records: of(*given, of_records=False))
-    )
+    scoring = metrics._Scoring
+    monkeypatch.setattr(metrics, "_Scoring", lambda *given: scoring(*given[:2], of_records=False))  # the twin
     assert moved_by_one_record(contributions, normalised_by_batch) > 40
 
 

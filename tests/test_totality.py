@@ -48,43 +48,39 @@ ledger.files: _write _write_draft locked replace_file sync_directory
 ledger.keystore: boot
 numerics.compiled: Kernel.__call__
 numerics.randomness: Stream.__init__ Stream.fill digest encode_path
-numerics.ring: Ring.__post_init__ Ring._mask Ring._word_count Ring.add_masks_into Ring.mask_word Ring.modulus
+numerics.ring: Ring._mask Ring.add_masks_into Ring.mask_word Ring.modulus
 numerics.ring: Ring.pack Ring.packed_bytes
-secagg.pairwise.checks: ring_copy
-secagg.wire: Reader.__init__ _checksum _open frame pack_integer pack_subset
+secagg.checks: ring_copy
+secagg.wire: Reader.__init__ _checksum _open frame message pack_integer pack_subset
 """
 AFTER_PAIRWISE = """
 deploy.attempt: ClientAttempt.answer
-deploy.state: SavedPhase.encode SavedPhases._state_file SavedPhases.save
+deploy.state: SavedPhase.encode SavedPhases.save
 deploy.client: PrivateClient._participate
 ledger.files: keep_newest
-secagg.pairwise.keys: JoinedClients.partners _others _within
-secagg.pairwise.checks: ClientSession.client
-secagg.pairwise.client: Client.met Client.receive Client.save _pack _pack_by_rank _pack_joined encode_phase
+secagg.pairwise.keys: JoinedClients.partners _others
+secagg.pairwise.client: Client.met Client.receive Client.save _pack
 secagg.crypto: hkdf
-secagg.pairwise.graph: Complete.partners
-secagg.pairwise.keys: group_hash pair_mask_key self_mask_key
-secagg.pairwise.messages: _frame encode_masked_vector
-secagg.pairwise.phases: Shared._mask Shared._partners Shared.answer
-secagg.pairwise.session: Session.ring
+secagg.pairwise.graph: Complete.holders _partners
+secagg.pairwise.keys: pair_mask_key self_mask_key
+secagg.pairwise.phases: Shared._partners Shared.answer
 secagg.shamir: pack_shares
 secagg.wire: kind_of pack_text subset_of
 """
 AFTER_STANDING = """
 deploy.config: ClientConfig.log
-deploy.standing: KeyFile._head KeyFile._holds KeyFile.update KeyStore.advance join split
-ledger.client_log: Anchor.decode ClientHistory.__post_init__ ClientHistory.head ClientHistory.holds LogRow.line
+deploy.standing: KeyFile._head KeyFile._holds KeyFile.update SiloEpoch.advance join split
+ledger.client_log: Anchor.decode ClientHistory.head ClientHistory.holds LogRow.line
 ledger.client_log: _integer anchor_after head_after parse require_anchored require_announced
 ledger.client_log: ClientLog.__init__ ClientLog._locked ClientLog._read ClientLog._require_anchor ClientLog.read
-ledger.files: _require_file _require_own read_file require_directory
+ledger.files: _opened _require_own read_file require_directory
 ledger.rows: Head.__post_init__ Head.decode Head.encode
 ledger.keystore: VolatileFile._read VolatileFile._write VolatileFile.update _checked require_boot require_fits_log
 numerics.randomness: derive first_head next_head
-secagg.standing.epoch: Epoch.rank Epoch.ring Epoch.step StandingStep.number context mask_key next_pair_key
-secagg.standing.checks: require_step_forward
-secagg.standing.client: StandingState.at StandingState.decode StandingState.encode StandingState.masks answer_step
-secagg.standing.messages: _frame encode_standing_masked
-secagg.wire: Reader.end Reader.integer Reader.rest Reader.subset Reader.take subset_bytes unframe
+secagg.standing.epoch: context mask_key next_pair_key
+secagg.standing.client: State.at State.decode State.encode State.masks answer_step require_step_forward
+secagg.wire: Reader.__enter__ Reader.__exit__ Reader.end Reader.integer Reader.rest Reader.subset Reader.take
+secagg.wire: ranks_of unframe unframe_unbound
 """
 
 

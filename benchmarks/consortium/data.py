@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from d2pfed.learning.edges import CELLS, DIRECTIONS, OrientedEdges
+from d2pfed.learning.architectures import CELLS, DIRECTIONS, OrientedEdges
 
 SILOS = 20
 TEST_SHARE = 4  # one in so many records is kept for the test

@@ -8,8 +8,7 @@ from benchmarks.flower_secagg import estimate_flower, measure_flower
 from benchmarks.scales import ALONE, BESIDE_FLOWER, GROWTH, Scale
 from d2pfed.errors import ConfigError
 from d2pfed.secagg import Consistency, upload_bytes
-from d2pfed.secagg.standing.messages import standing_upload_bytes
-from d2pfed.secagg.wire import HEADER_BYTES
+from d2pfed.secagg.wire import CONTEXT_BYTES, HEADER_BYTES
 
 SMALL = Scale(clients=6, dimension=50, bits=8, dropouts=1)
 
@@ -56,7 +55,9 @@ def test_every_scale_has_a_session_and_its_dropouts(scale):
 def test_rounds_with_standing_keys_are_checked_and_measured_beside_the_main_protocol():
     scale = Scale(clients=6, dimension=50, bits=8, dropouts=0, consistency=Consistency.SIGNED)
     main, set_up, step = standing.bench_standing([scale])
-    assert step.upload_bytes == standing_upload_bytes(standing.epoch_of(scale)) < main.upload_bytes
+    epoch = standing.epoch_of(scale)
+    assert step.upload_bytes == HEADER_BYTES + CONTEXT_BYTES + epoch.ring.packed_bytes(epoch.dimension)
+    assert step.upload_bytes < main.upload_bytes
     assert set_up.upload_bytes == 2 * HEADER_BYTES + 200 + 32
     assert min(row.client_seconds for row in (main, set_up, step)) > 0
 

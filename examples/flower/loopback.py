@@ -25,9 +25,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import NameOID
 
-from d2pfed.deploy.config import init_client
+from d2pfed.deploy.config import init_client, make_secret, read_secret
 from d2pfed.deploy.rosters import make_draws, next_roster
-from d2pfed.deploy.signing_keys import make_secret, read_secret
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import encode_roster
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 
 from d2pfed.accounting import Accountant, Adjacency, CohortSampling, Sampling, epsilon_of
-from d2pfed.accounting.gaussian import gaussian_epsilon
+from d2pfed.accounting.profiles import gaussian_epsilon
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import Share, Shared
 from d2pfed.noise.sampler import DiscreteGaussian

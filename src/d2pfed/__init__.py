@@ -39,10 +39,15 @@ if TYPE_CHECKING:
     from d2pfed.numerics.randomness import Entropy
     from d2pfed.plan import MechanismName, Plan, PlanSummary, Policy, PrivacyTarget, calibrate, describe
     from d2pfed.round import Participant, aggregate
-    from d2pfed.statistics.counts import private_histogram, private_quantile, private_table
     from d2pfed.statistics.metrics import private_metrics
+    from d2pfed.statistics.queries import (
+        private_histogram,
+        private_mean,
+        private_quantile,
+        private_sum,
+        private_table,
+    )
     from d2pfed.statistics.release import Statistic
-    from d2pfed.statistics.sums import private_mean, private_sum
     from d2pfed.training import ServerOptimizer, train
 
 __all__ = [
@@ -130,10 +135,15 @@ _NAMES = {
     "d2pfed.numerics.randomness": ("Entropy",),
     "d2pfed.plan": ("MechanismName", "Plan", "PlanSummary", "Policy", "PrivacyTarget", "calibrate", "describe"),
     "d2pfed.round": ("Participant", "aggregate"),
-    "d2pfed.statistics.counts": ("private_histogram", "private_quantile", "private_table"),
     "d2pfed.statistics.metrics": ("private_metrics",),
+    "d2pfed.statistics.queries": (
+        "private_histogram",
+        "private_mean",
+        "private_quantile",
+        "private_sum",
+        "private_table",
+    ),
     "d2pfed.statistics.release": ("Statistic",),
-    "d2pfed.statistics.sums": ("private_mean", "private_sum"),
     "d2pfed.training": ("ServerOptimizer", "train"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

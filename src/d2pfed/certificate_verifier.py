@@ -413,8 +413,8 @@ def hidden_epsilon(parts: Parts, delta: float, claimed: float) -> float:
     counts = {
         part: times * (part.event.releases if part.is_hidden else part.count) for part, times in parts.items()
     }
-    require_computable(parts, delta, total := sum(counts.values()))
-    step, composed, slack, excess = grid_step(claimed, total), list[Any](), 0.0, 0.0
+    step = grid_step(parts, delta, total := sum(counts.values()), claimed)
+    composed, slack, excess = list[Any](), 0.0, 0.0
     for part, count in counts.items():
         smooth = surrogate(part, total)
         if smooth is None:
@@ -424,7 +424,7 @@ def hidden_epsilon(parts: Parts, delta: float, claimed: float) -> float:
         composed = _product(composed, losses)
         excess += parts[part] * part.excess if part.is_hidden else 0.0
     left = delta * math.exp(-slack) - excess
-    return math.inf if left <= 0 else _epsilon(composed, left) + 2 * slack
+    return math.inf if left <= 0 else max(float(each.get_epsilon_for_delta(left)) for each in composed) + 2 * slack
 
 
 def smooth_from(least: int, primes: tuple[int, ...] = (11, 7, 5, 3)) -> int:
@@ -438,18 +438,14 @@ def smooth_from(least: int, primes: tuple[int, ...] = (11, 7, 5, 3)) -> int:
     return min([*found, power])
 
 
-def require_computable(parts: Parts, delta: float, releases: int) -> None:
-    """Refuse what would be rounding errors, or take minutes."""
+def grid_step(parts: Parts, delta: float, releases: int, epsilon: float) -> float:
+    """Return a step of losses for about so much epsilon; refuse what would be rounding errors, or take minutes."""
     if delta < LEAST_DELTA:
         raise Unchecked("delta", delta)
     if len(parts) > MOST_RUNS or releases > 10**6:
         raise Unchecked("kinds", f"{len(parts)} with {releases} releases")
     if any(part.event.coins > MOST_COINS for part in parts):
         raise Unchecked("coins", max(part.event.coins for part in parts))
-
-
-def grid_step(epsilon: float, releases: int) -> float:
-    """Return a step of losses for about so much epsilon of so many releases."""
     return min(epsilon / max(4096, 256 * math.sqrt(releases)), 1e-3)
 
 
@@ -460,10 +456,6 @@ def _product(composed: Sequence[Any], more: Sequence[Any]) -> list[Any]:
     size = max(len(composed), len(more))
     pairs = zip((*composed, *composed)[:size], (*more, *more)[:size], strict=True)
     return [one.compose(other) for one, other in pairs]
-
-
-def _epsilon(losses: Sequence[Any], delta: float) -> float:
-    return max(float(order.get_epsilon_for_delta(delta)) for order in losses)
 
 
 def _losses(part: Part, sigma: float, step: float, delta: float) -> list[Any]:
@@ -671,12 +663,11 @@ def counted_epsilon(fixed: Sequence[Parts], later: Sequence[Parts], delta: float
     """Return epsilon of all runs, counted in rounds of the first one: of another kind, as many as cover it."""
     first, every = next(iter(fixed[0])), list(itertools.chain(*fixed, *later))
     counts = {part: part.event.releases if part.is_hidden else part.count for part in every}
-    require_computable(counts, delta, total := sum(counts[part] for part in every))
+    step = grid_step(counts, delta, total := sum(counts[part] for part in every), epsilon)
     exchanged = {part: surrogate(part, 1 << 16) for part in counts}
     if not all(exchanged.values()):
         raise Unchecked("skellam", first.event.kind)
     smooth = {part: found for part, found in exchanged.items() if found}
-    step = grid_step(epsilon, total)
     losses = {part: _losses(part, math.sqrt(found[0]), step, delta / total) for part, found in smooth.items()}
     left = SLACK * delta - math.fsum(part.excess for part in itertools.chain(*fixed))
     units, others = 0, list[Any]()
@@ -696,14 +687,13 @@ def counted_epsilon(fixed: Sequence[Parts], later: Sequence[Parts], delta: float
     if left < 0 or math.fsum(counts[part] * smooth[part][1] for part in every) > EXCHANGED or units > MOST_UNITS:
         return math.inf
     whole = _product(others, [each.self_compose(units) for each in losses[first]])
-    return _epsilon(whole, delta * ((1 - BASIC) * math.exp(-EXCHANGED) - SLACK)) + 2 * EXCHANGED
+    delta *= (1 - BASIC) * math.exp(-EXCHANGED) - SLACK
+    return max(float(each.get_epsilon_for_delta(delta)) for each in whole) + 2 * EXCHANGED
 
 
 def units_over(run: Sequence[Any], unit: Sequence[Any], slack: float, step: float) -> int:
     """Return the least number of units whose product plus a slack is nowhere below a run's profile, in both orders."""
-    slack -= (
-        1e-14 * MOST_UNITS
-    )  # more than rounding, which may have made products of the unit larger than they are
+    slack -= 1e-14 * MOST_UNITS  # more than rounding, which may have made products of the unit too large
     if slack < LEAST_DELTA:
         return MOST_UNITS + 1
     size = max(len(run), len(unit))

@@ -24,11 +24,6 @@ class DownloadError(D2PFedError):
 class MissingExtra(D2PFedError):  # noqa: N818 - the name of the event, not of a defect
     """A package is not installed that an optional part of d2pfed needs: the text says what to install."""
 
-    def __init__(self, extra: str, package: str) -> None:
-        super().__init__(f"{package} is not installed; run: pip install 'd2pfed[{extra}]'")
-        self.extra = extra
-        self.package = package
-
 
 class PeerError(D2PFedError):
     """A message from the other side broke the protocol."""
@@ -87,4 +82,4 @@ def needs_extra(extra: str, *packages: str) -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package not in packages:
             raise
-        raise MissingExtra(extra, package) from None
+        raise MissingExtra(f"{package} is not installed; run: pip install 'd2pfed[{extra}]'") from None

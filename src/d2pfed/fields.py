@@ -53,44 +53,32 @@ class Description:
 
 def descriptions(kind: type) -> tuple[Description, ...]:
     """Return the described fields of a settings class, in order."""
-    return _read(cast("Any", kind))
-
-
-@cache
-def _read(kind: type) -> tuple[Description, ...]:
-    hints = get_type_hints(kind)
-    found = []
+    hints, found = _hints(cast("Any", kind)), []
     for item in dataclasses.fields(kind):
         if "help" not in item.metadata:
             continue
-        kinds = [part for part in get_args(hints[item.name]) or (hints[item.name],) if part is not type(None)]
+        kinds = get_args(hints[item.name]) or (hints[item.name],)
         found.append(
             Description(
                 name=item.name,
-                type=kinds[0],
+                type=next(part for part in kinds if part is not type(None)),
                 default=dataclasses.MISSING if item.metadata["filled_in"] else item.default,
-                help=item.metadata["help"],
-                section=item.metadata["section"],
-                unset=item.metadata["unset"],
-                optional=type(None) in get_args(hints[item.name]),
-                parse=item.metadata["parse"],
-                filled_in=item.metadata["filled_in"],
+                optional=type(None) in kinds,
+                **item.metadata,
             )
         )
     return tuple(found)
 
 
-def described(settings: object) -> list[tuple[str, object, str]]:
-    """Return name, value and meaning of each field, for a table of settings; None is put in words."""
-    return [
-        (each.name, each.unset if (value := getattr(settings, each.name)) is None else value, each.help)
-        for each in descriptions(type(settings))
-    ]
+_hints = cache(get_type_hints)
 
 
 def documented(kind: type[Kind]) -> type[Kind]:
     """Append to a settings class's docstring an Attributes section made from its fields."""
-    lines = [f"    {each.name}: {each.help}{default_in_words(each)}{_later(each)}" for each in descriptions(kind)]
+    lines = []
+    for each in descriptions(kind):
+        later = f" {each.filled_in} fills it in." if each.filled_in else ""
+        lines.append(f"    {each.name}: {each.help}{default_in_words(each)}{later}")
     kind.__doc__ = "\n".join([inspect.cleandoc(kind.__doc__ or ""), "", "Attributes:", *lines])
     return kind
 
@@ -99,18 +87,9 @@ def default_in_words(each: Description) -> str:
     """Return the sentence that states a default; nothing if the field must be given."""
     if each.default is dataclasses.MISSING:
         return ""
-    return f" Default: {each.unset if each.default is None else text_of(each.default)}."
-
-
-def _later(each: Description) -> str:
-    return f" {each.filled_in} fills it in." if each.filled_in else ""
-
-
-def text_of(value: object) -> str:
-    """Return a value as it is written on the command line."""
-    if isinstance(value, Enum):
-        return str(value.value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    default = each.default.value if isinstance(each.default, Enum) else each.default
+    text = f"{default:g}" if isinstance(default, float) else str(default)
+    return f" Default: {each.unset if default is None else text}."
 
 
 def check_types(settings: object) -> None:
@@ -136,10 +115,8 @@ def convert(kind: type, values: Mapping[str, object]) -> dict[str, Any]:
 def _converted(each: Description, value: object) -> object:
     if each.parse is not None and isinstance(value, str):
         return each.parse(value)
-    if each.type is int:
-        return _whole(each, value)
-    if each.type is float:
-        return _real(each, value)
+    if each.type in (int, float):
+        return _number(each, value)
     if isinstance(value, each.type):
         return value
     if issubclass(each.type, Enum):
@@ -150,28 +127,24 @@ def _converted(each: Description, value: object) -> object:
     raise _refused(each, f"of the type {each.type.__name__}{' or its name' if each.parse else ''}", value)
 
 
-def _whole(each: Description, value: object) -> int:
-    try:
-        if not isinstance(value, bool):
-            return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        pass
-    raise _refused(each, "a whole number", value)
-
-
-def _real(each: Description, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise _refused(each, "a number", value)
-    try:
-        return float(value)
-    except OverflowError:
-        raise _refused(each, "a number that a float holds", value) from None
+def _number(each: Description, value: object) -> float:
+    rule = "a whole number" if each.type is int else "a number"
+    if not isinstance(value, bool):
+        try:
+            if each.type is int:
+                return operator.index(value)  # type: ignore[arg-type]
+            if isinstance(value, Real):
+                return float(value)
+        except TypeError:
+            pass
+        except OverflowError:
+            rule = "a number that a float holds"
+    raise _refused(each, rule, value)
 
 
 def _refused(each: Description, rule: str, value: object) -> ConfigError:
-    given = (
-        shown(value)
-        if isinstance(value, int) and not isinstance(value, bool)
-        else " ".join(repr(value)[:80].split())
-    )
+    if isinstance(value, int) and not isinstance(value, bool):
+        given = shown(value)  # which Python may not print
+    else:
+        given = " ".join(repr(value)[:80].split())
     return ConfigError(f"{each.name} must be {rule}{' or None' * each.optional}, got {given}")

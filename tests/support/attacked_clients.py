@@ -8,10 +8,9 @@ from pathlib import Path
 
 from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.deploy.client import PrivateClient, Purpose, TrainArrays
-from d2pfed.deploy.config import ClientConfig, init_client, read_client_config
+from d2pfed.deploy.config import ClientConfig, init_client, make_secret, read_client_config
 from d2pfed.deploy.requests import ExchangeRequest, RequestKind, RunAnnouncement
 from d2pfed.deploy.rosters import Draws, SignedRoster, make_draws
-from d2pfed.deploy.signing_keys import make_secret
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.client_log import ClientHistory
 from d2pfed.ledger.files import create_file, make_directory

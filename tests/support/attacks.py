@@ -22,26 +22,13 @@ from d2pfed.numerics.ring import IntVector, RingVector
 from d2pfed.plan import Plan
 from d2pfed.round import Attempt, Invite, Participant, gather, session_of
 from d2pfed.round.session import AttemptBinding
-from d2pfed.secagg import (
-    Advertising,
-    Client,
-    Enrolment,
-    Epoch,
-    Exchange,
-    History,
-    Masking,
-    Session,
-    StandingAdvertising,
-    StandingCollecting,
-    StandingEpoch,
-    StandingStep,
-    collect,
-)
+from d2pfed.secagg import Advertising, Client, Enrolment, Exchange, History, Session, collect, standing
 from d2pfed.secagg.crypto import PairSecrets, sign
 from d2pfed.secagg.draws import Opening
 from d2pfed.secagg.pairwise import keys, messages
-from d2pfed.secagg.standing.messages import StandingRequest, encode_standing_request
-from d2pfed.secagg.wire import MessageKind, kind_of, subset_of
+from d2pfed.secagg.pairwise.server import Masking
+from d2pfed.secagg.standing import epoch as epochs
+from d2pfed.secagg.wire import MessageKind, kind_of, message, pack_subset, subset_of
 from support.attacked_clients import Group, Life
 from support.federation import enrolment_secret, position_of
 from support.rings import subtract_into
@@ -154,7 +141,7 @@ class Attack:
         masking = Masking(sharing._known, sharers, sharing._sent, task, self.model)
         collect(masking, exchange)
         victim = session.rank(self.group.victim)
-        self.life.receive(messages.encode_survivors(session, MessageKind.SURVIVORS, victim, present), purpose)
+        self.life.receive(message(session, MessageKind.SURVIVORS, victim, pack_subset(present)), purpose)
         statement = keys.survivors_statement(masking._context, present)
         signers = self._fewest(session, session.quorum + 1)[1:]
         signatures = {session.rank(client): sign(enrolment_secret(client), statement) for client in signers}
@@ -197,9 +184,9 @@ class Attack:
 
     # ---- standing keys
 
-    def epoch(self, silos: tuple[int, ...], number: int, first: int) -> Epoch:
+    def epoch(self, silos: tuple[int, ...], number: int, first: int) -> standing.Epoch:
         plan = self.plan
-        return Epoch(
+        return standing.Epoch(
             plan_digest=plan.digest,
             run=self.run,
             epoch=number,
@@ -214,31 +201,31 @@ class Attack:
             attempts=plan.attempts_per_round,
         )
 
-    def set_up(self, epoch: Epoch) -> StandingEpoch:
+    def set_up(self, epoch: standing.Epoch) -> standing.ReadyEpoch:
         exchange = self._exchange(self._silos(epoch, Purpose.TRAINING), lambda *_: False)
-        advertising = StandingAdvertising(epoch, self.group.roster)
+        advertising = standing.Advertising(epoch, self.group.roster)
         collect(advertising, exchange)
         agreeing = advertising.close()
         collect(agreeing, exchange)
         return agreeing.close()
 
-    def step(self, current: StandingEpoch, step: StandingStep, task: bytes, purpose: Purpose) -> None:
+    def step(self, current: standing.ReadyEpoch, step: standing.Step, task: bytes, purpose: Purpose) -> None:
         """A step; one whose members are too few is put to the victim alone."""
         self.sent.clear()
         before, epoch = self._charges(), current.epoch
         if step.members.sum() < epoch.quorum:
-            request = StandingRequest(step, task, self.model)
-            self.life.receive(encode_standing_request(epoch, epoch.rank(self.group.victim), request), purpose)
+            request = epochs.Request(step, task, self.model)
+            self.life.receive(epochs.encode_request(epoch, epoch.rank(self.group.victim), request), purpose)
             self._note("standing", step.cohort, before, None)
             return
-        collecting = StandingCollecting(current.keys, step, task, self.model)
+        collecting = standing.Collecting(current.keys, step, task, self.model)
         collect(collecting, self._exchange(self._silos(epoch, purpose), lambda *_: False))
         self._note("standing", step.cohort, before, collecting.close())
 
-    def _silos(self, epoch: Epoch, purpose: Purpose) -> dict[int, Receive]:
+    def _silos(self, epoch: standing.Epoch, purpose: Purpose) -> dict[int, Receive]:
         return {client: self._silo(client, epoch, purpose) for client in epoch.cohort}
 
-    def _silo(self, client: int, epoch: Epoch, purpose: Purpose) -> Receive:
+    def _silo(self, client: int, epoch: standing.Epoch, purpose: Purpose) -> Receive:
         if (life := self._real(client)) is not None:
             return lambda frame: life.receive(frame, purpose)
         silo = self.silos.setdefault(client, Silo(client, self.group.roster))

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from d2pfed.accounting import SERVER, Sampling
-from d2pfed.deploy.config import init_client
+from d2pfed.deploy.config import init_client, make_secret, read_secret
 from d2pfed.deploy.rosters import DrawCommitment, SignedRoster, make_draws, next_roster
-from d2pfed.deploy.signing_keys import make_secret, read_secret
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, PrivacyTarget, calibrate
 from d2pfed.secagg import Roster, encode_roster

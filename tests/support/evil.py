@@ -9,12 +9,13 @@ import numpy as np
 from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.secagg import Session, crypto
 from d2pfed.secagg.pairwise import keys, messages
-from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement, leaf
+from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement
 from d2pfed.secagg.pairwise.messages import EncryptedShares, encode_invitation
 from d2pfed.secagg.pairwise.phases import Confirmed, Masked
 from d2pfed.secagg.pairwise.unmask import Aggregate, unmask
 from d2pfed.secagg.shamir import Interpolation
-from d2pfed.secagg.wire import MessageKind, Subset, subset_of
+from d2pfed.secagg.wire import MessageKind, Subset, message, pack_subset, subset_of
+from support.decoding import decode_advertisement, decode_confirmation
 from support.federation import MODEL, TASK, Federation
 from support.rings import subtract_into
 
@@ -79,7 +80,7 @@ class Evil:
     def advertise(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
             answer = self.ask(rank, encode_invitation(self.session, rank))
-            self.advertisements[rank] = messages.decode_advertisement(self.session, rank, answer)
+            self.advertisements[rank] = decode_advertisement(self.session, rank, answer)
 
     def share(
         self,
@@ -100,7 +101,7 @@ class Evil:
 
     def leaves(self, told: Subset, advertisements: Mapping[int, KeyAdvertisement]) -> dict[int, bytes]:
         return {
-            rank: leaf(self.session, self.session.cohort[rank], advertisements[rank])
+            rank: advertisements[rank].statement(self.session, self.session.cohort[rank])
             for rank in self.everyone
             if told[rank] and rank in advertisements
         }
@@ -124,7 +125,7 @@ class Evil:
             request = messages.encode_mask_request(joined, rank, told, shares, task(rank), model(rank))
             context = keys.context(joined, task(rank), model(rank), told)
             answer = self.ask(rank, request)
-            self.vectors[rank] = messages.decode_masked_vector(self.session, rank, context, answer).vector
+            self.vectors[rank] = messages.decode_masked_vector(self.session, rank, context, answer)[1]
 
     def until_masked(self) -> None:
         """Three exchanges by the book."""
@@ -137,14 +138,14 @@ class Evil:
         """Collect signatures under a set of survivors."""
         signatures = {}
         for rank in ranks:
-            request = messages.encode_survivors(self.session, MessageKind.SURVIVORS, rank, told)
-            signatures[rank] = messages.decode_confirmation(self.session, rank, self.ask(rank, request))
+            request = message(self.session, MessageKind.SURVIVORS, rank, pack_subset(told))
+            signatures[rank] = decode_confirmation(self.session, rank, self.ask(rank, request))
         return signatures
 
     def open(self, ranks: Iterable[int], sharers: Subset, told: Subset) -> None:
         """Ask for shares, given a set of survivors."""
         for rank in ranks:
-            request = messages.encode_survivors(self.session, MessageKind.UNMASK_REQUEST, rank, told)
+            request = message(self.session, MessageKind.UNMASK_REQUEST, rank, pack_subset(told))
             self._take(rank, sharers, told, self.ask(rank, request))
 
     def open_signed(

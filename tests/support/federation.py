@@ -19,12 +19,12 @@ from d2pfed.secagg import (
     Roster,
     Session,
     Sum,
-    Unmasking,
     collect,
     crypto,
 )
 from d2pfed.secagg.pairwise import messages
-from d2pfed.secagg.position import sign_position
+from d2pfed.secagg.pairwise.server import Unmasking
+from d2pfed.secagg.roster import sign_position
 from support.rosters import roster_of
 
 TASK = b"names and shapes"

@@ -28,7 +28,7 @@ from d2pfed.deploy.requests import ExchangeRequest, RunAcceptance, RunAnnounceme
 from d2pfed.deploy.state import SavedPhase
 from d2pfed.errors import D2PFedError, PeerError
 from d2pfed.ledger import Budget, Head
-from d2pfed.ledger.budget import ChargedRun
+from d2pfed.ledger.budget import ChargedRun, decode_body
 from d2pfed.ledger.client_log import Anchor, Entry, LogRow, head_after, parse
 from d2pfed.ledger.rows import decode_release, encode_release
 from d2pfed.numerics import canonical
@@ -36,10 +36,10 @@ from d2pfed.numerics.randomness import digest
 from d2pfed.plan import PrivacyTarget, calibrate, decode_plan
 from d2pfed.plan.target import parse_clip
 from d2pfed.round import run_plan
-from d2pfed.runs import plain
+from d2pfed.runs import json_files as plain
 from d2pfed.runs.records import ExchangeRecord, RoundRecord
-from d2pfed.secagg import StandingAdvertising, StandingCollecting
-from d2pfed.secagg.position import unpack_position
+from d2pfed.secagg import standing
+from d2pfed.secagg.roster import unpack_position
 from d2pfed.secagg.shamir import unpack_share
 from d2pfed.secagg.wire import HEADER_BYTES, frame, kind_of
 from support.certificates import signed
@@ -94,8 +94,8 @@ def texts() -> Iterator[Target]:
     run = ChargedRun("a run", "owner", charge)
     yield Target("plan", text(decode_plan), (canonical.encode(PLAN).encode(),))
     yield Target("release", text(decode_release), (encode_release(release).encode(),))
-    yield Target("budget", text(Budget.decode), (canonical.encode(charge.budget).encode(),))
-    yield Target("charged run", text(ChargedRun.decode), (canonical.encode(run).encode(),))
+    yield Target("budget", text(partial(decode_body, kind=Budget)), (canonical.encode(charge.budget).encode(),))
+    yield Target("charged run", text(partial(decode_body, kind=ChargedRun)), (canonical.encode(run).encode(),))
     yield Target("head", text(Head.decode), (Head(3, bytes(32)).encode().encode(),))
     yield Target("layout", text(Layout.decode), (LAYOUT.encode().encode(),))
     yield Target("draws", text(enrolment.DrawCommitment.decode), (f"3:{bytes(32).hex()}".encode(),))
@@ -168,7 +168,7 @@ def wires() -> Iterator[Target]:
     yield Target("task", lambda data: decode_task(data, LAYOUT), (task,))
     model = encode_model(np.zeros(LAYOUT.dimension, np.float32))
     yield Target("model", lambda data: decode_model(data, LAYOUT), (model,))
-    saved = SavedPhase("run", b"invitation", 1.0, 2.0, b"state").encode()[32:]
+    saved = SavedPhase("run", b"invitation", 1.0, 9e9, b"state").encode()[32:]
     yield Target("saved phase", lambda data: SavedPhase.decode(digest("saved", data) + data), (saved,))
     yield Target("position", unpack_position, (bytes(range(104)),))
     yield Target("share", unpack_share, (bytes(33),))
@@ -217,7 +217,7 @@ def _phases(federation: Federation, victim: int) -> Iterator[tuple[object, bytes
         ("confirm", ()),
         ("unmask", ()),
     ):
-        answers = dict(federation.exchange(name, keep_all)(phase.outbox()))  # type: ignore[attr-defined]
+        answers = dict(federation.exchange(name, keep_all)(phase.outbox))  # type: ignore[attr-defined]
         own = answers.pop(victim, None)
         for client, answer in answers.items():
             phase.receive(client, answer)  # type: ignore[attr-defined]
@@ -252,7 +252,7 @@ def _silos() -> Iterator[Target]:
 
     def watched(name: str, phase: object) -> None:
         silo = copy.deepcopy(own)
-        outbox = phase.outbox()  # type: ignore[attr-defined]
+        outbox = phase.outbox  # type: ignore[attr-defined]
         asked[name] = silo, outbox[victim]
         answers = dict(silos.exchange(name)(outbox))
         for client, answer in answers.items():
@@ -261,12 +261,12 @@ def _silos() -> Iterator[Target]:
         answered[name] = copy.deepcopy(phase), answers[victim]
         phase.receive(victim, answers[victim])  # type: ignore[attr-defined]
 
-    advertising = StandingAdvertising(silos.epoch, silos.roster)
+    advertising = standing.Advertising(silos.epoch, silos.roster)
     watched("invite", advertising)
     agreeing = advertising.close()
     watched("agree", agreeing)
     silos.current = agreeing.close()
-    collecting = StandingCollecting(silos.current.keys, silos.current.step(0, 0, SILOS), TASK, MODEL)
+    collecting = standing.Collecting(silos.current.keys, silos.current.step(0, 0, SILOS), TASK, MODEL)
     watched("answer", collecting)
     collecting.close()
     for name, (silo, request) in asked.items():

@@ -6,7 +6,7 @@ import numpy as np
 
 from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import digest
-from d2pfed.secagg import crypto
+from d2pfed.secagg import crypto, wire
 from d2pfed.secagg.lattice import field as fields
 from d2pfed.secagg.lattice import masks, messages
 from d2pfed.secagg.lattice.field import PRIME
@@ -14,7 +14,7 @@ from d2pfed.secagg.lattice.messages import Advert, Contribution, Opened, SignedK
 from d2pfed.secagg.lattice.parameters import Committee
 from d2pfed.secagg.lattice.server import Convening, Invitations
 from d2pfed.secagg.lattice.session import Request, Session, model_digest
-from d2pfed.secagg.wire import HEADER_BYTES, frame, kind_of
+from d2pfed.secagg.wire import HEADER_BYTES, MessageKind, frame, kind_of
 from support.federation import MODEL, TASK
 from support.lattice import LatticeFederation, make_session
 
@@ -46,9 +46,9 @@ class Server:
         """Ask a client for its contribution, with whatever adverts, task and model."""
         adverts = adverts or self.adverts
         request = self.request_of(adverts, task, model)
-        data = messages.encode_request(request, client, adverts, None, remembered)
+        data = messages.encode_request(request, request.session.rank(client), adverts, None, remembered)
         answer = self.federation.answer("contribute", client, data, model)
-        contribution = messages.decode_contribution(self.session, client, len(adverts), answer)
+        contribution = messages.decode_contribution(self.session, self.session.rank(client), len(adverts), answer)
         if keep:
             self.contributions[self.session.rank(client)] = contribution
         return contribution
@@ -63,12 +63,14 @@ class Server:
     ) -> Survivors:
         """What members are shown: these contributions, with other keys where the script has some."""
         chosen = self.contributions if ranks is None else ranks
-        signed = {rank: signed_key(self.contributions[rank]) for rank in chosen} | dict(keys or {})
+        signed = {rank: self.contributions[rank].signed for rank in chosen} | dict(keys or {})
         return Survivors(self.request.context, digest("z", len(signed)), signed)
 
     def agree(self, member: int, survivors: Survivors) -> bytes:
-        data = messages.encode_survivors(self.session, member, survivors)
-        said = messages.decode_signature(self.session, member, self.federation.answer("agree", member, data))
+        data = messages.encode_survivors(self.session, self.session.rank(member), survivors)
+        said = messages.decode_signature(
+            self.session, self.session.rank(member), self.federation.answer("agree", member, data)
+        )
         if not isinstance(said, bytes):
             raise PeerError(f"member {member} claims that {sorted(said)} were met later")
         return said
@@ -80,14 +82,18 @@ class Server:
         """Show a certificate to members, and return their pads for so many survivors."""
         answers = {}
         for member in members:
-            data = messages.encode_certificate(self.session, member, signatures)
+            data = messages.encode_certificate(self.session, self.session.rank(member), signatures)
             answer = self.federation.answer("open", member, data)
-            answers[self.session.place(member)] = messages.decode_opening(self.session, member, count, answer)
+            answers[self.session.place(member)] = messages.decode_opening(
+                self.session, self.session.rank(member), count, answer
+            )
         return answers
 
     def trace(self, member: int, count: int) -> np.ndarray:
-        data = messages.encode_trace_request(self.session, member)
-        return messages.decode_trace(self.session, member, count, self.federation.answer("trace", member, data))
+        data = wire.message(self.session, MessageKind.LATTICE_TRACE_REQUEST, self.session.rank(member))
+        return messages.decode_trace(
+            self.session, self.session.rank(member), count, self.federation.answer("trace", member, data)
+        )
 
     def pads_of(self, secret: bytes, client: int, place: int, key: bytes, context=None) -> np.ndarray:
         """The pads of one box, for somebody who has one of its two secrets."""
@@ -123,13 +129,11 @@ class Server:
         return fields.multiply(matrix, words[:size, None])[:, 0]
 
 
-def signed_key(contribution: Contribution) -> SignedKey:
-    return SignedKey(contribution.key, contribution.position, contribution.signature)
-
-
 def opened_alone(server: Server, secrets: Mapping[int, bytes], client: int, contribution: Contribution) -> Opened:
     """The pads of one client, by those who have members' secrets, by place."""
-    pads = {place: server.pads_of(secret, client, place, contribution.key) for place, secret in secrets.items()}
+    pads = {
+        place: server.pads_of(secret, client, place, contribution.signed.key) for place, secret in secrets.items()
+    }
     count = server.session.polynomials
     return {place: Opened(found[:count], found[count : count + 1]) for place, found in pads.items()}
 

@@ -77,20 +77,28 @@ def changed(session: Session, name: str, client: int, answer: bytes, cheat: str,
     if name == "contribute" and cheat in ("boxes", "commitment"):
         columns = 2 * (session.polynomials + 2)
         fixed = messages.contribution_bytes(session, 0)
-        said = messages.decode_contribution(session, client, (len(answer) - fixed) // columns, answer)
+        said = messages.decode_contribution(
+            session, session.rank(client), (len(answer) - fixed) // columns, answer
+        )
         if cheat == "commitment":
-            return messages.encode_contribution(session, client, replace(said, commitment=bytes(32)))
+            return messages.encode_contribution(session, session.rank(client), replace(said, commitment=bytes(32)))
         rows = stream.subset(len(said.boxes), 1 + stream.below(8))
         said.boxes[rows] = (said.boxes[rows] + 1 + stream.below_each(PRIME - 1, len(rows))[:, None]) % PRIME
-        return messages.encode_contribution(session, client, said)
+        return messages.encode_contribution(session, session.rank(client), said)
     if name not in ("open", "trace") or cheat in ("boxes", "commitment"):
         return answer
     count = (len(answer) - 72) // 2 - (session.polynomials if name == "open" else 0)
     noise = 1 + stream.below_each(PRIME - 1, count)
     if name == "trace":
-        said = messages.decode_trace(session, client, count, answer)
-        return messages.encode_trace(session, client, (said + noise * (cheat == "sums and traces")) % PRIME)
-    said = messages.decode_opening(session, client, count, answer)
+        said = messages.decode_trace(session, session.rank(client), count, answer)
+        return messages.encode_trace(
+            session, session.rank(client), (said + noise * (cheat == "sums and traces")) % PRIME
+        )
+    said = messages.decode_opening(session, session.rank(client), count, answer)
     if cheat == "seeds":
-        return messages.encode_opening(session, client, replace(said, seeds=(said.seeds + noise) % PRIME))
-    return messages.encode_opening(session, client, replace(said, sums=(said.sums + 1 + noise[0]) % PRIME))
+        return messages.encode_opening(
+            session, session.rank(client), replace(said, seeds=(said.seeds + noise) % PRIME)
+        )
+    return messages.encode_opening(
+        session, session.rank(client), replace(said, sums=(said.sums + 1 + noise[0]) % PRIME)
+    )

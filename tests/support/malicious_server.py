@@ -18,7 +18,7 @@ from d2pfed.round import Attempt, Invite, gather, rotation_seed, session_of
 from d2pfed.secagg import Session, Sum
 from d2pfed.secagg.draws import draw_cohort, draw_key
 from d2pfed.secagg.pairwise.messages import encode_invitation
-from d2pfed.secagg.position import Position
+from d2pfed.secagg.roster import Position
 from support.enrolled_clients import DIMENSION, directory_of
 
 LAYOUT = Layout.of({"params": np.zeros(DIMENSION, np.float32)})

@@ -12,7 +12,7 @@ from d2pfed.errors import D2PFedError
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Stream
 from d2pfed.plan import Plan, Protocol
-from d2pfed.secagg import StandingEpoch, StandingStep
+from d2pfed.secagg import standing
 from d2pfed.secagg.wire import MessageKind, subset_of
 from d2pfed.statistics.questions import MEANS, STATISTIC
 from support.attacks import Attack
@@ -189,12 +189,12 @@ class Script:
             if done == wanted:
                 return
 
-    def _epoch(self, size: int, number: int, first: int) -> StandingEpoch | None:
+    def _epoch(self, size: int, number: int, first: int) -> standing.ReadyEpoch | None:
         with suppress(D2PFedError):
             return self.attack.set_up(self.attack.epoch(self.attack.worst(size), number, first))
         return None
 
-    def _flawed_step(self, current: StandingEpoch, number: int, attempt: int) -> None:
+    def _flawed_step(self, current: standing.ReadyEpoch, number: int, attempt: int) -> None:
         plan = self.plan
         match self.stream.below(6):
             case 0:
@@ -211,7 +211,7 @@ class Script:
                 self._other_protocol()
 
     def _step(
-        self, current: StandingEpoch, number: int, attempt: int, size: int, *, flawed_task: bool = False
+        self, current: standing.ReadyEpoch, number: int, attempt: int, size: int, *, flawed_task: bool = False
     ) -> None:
         attack, epoch = self.attack, current.epoch
         request, task, purpose = self._task(flawed=flawed_task)
@@ -219,7 +219,7 @@ class Script:
         members = subset_of(len(epoch.cohort), map(epoch.rank, worst))
         before = attack.life.vectors
         with suppress(D2PFedError):
-            attack.step(current, StandingStep(epoch, number, attempt, members), task, purpose)
+            attack.step(current, standing.Step(epoch, number, attempt, members), task, purpose)
         if attack.life.vectors > before:
             self.served.add(("standing", request))
 

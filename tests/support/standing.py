@@ -8,28 +8,9 @@ import numpy as np
 from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.round import StandingMemory, StandingSteps
-from d2pfed.secagg import (
-    Enrolment,
-    Epoch,
-    History,
-    Position,
-    Roster,
-    StandingAdvertising,
-    StandingCollecting,
-    StandingEpoch,
-    StandingSilo,
-    StandingStep,
-    answer_step,
-    collect,
-    crypto,
-)
-from d2pfed.secagg.standing.epoch import StandingAdvert
-from d2pfed.secagg.standing.messages import (
-    decode_standing_advert,
-    encode_standing_adverts,
-    encode_standing_invitation,
-)
-from d2pfed.secagg.standing.server import StandingKeys
+from d2pfed.secagg import Enrolment, History, Position, Roster, collect, crypto, standing
+from d2pfed.secagg.standing import epoch as epochs
+from support.decoding import decode_advert
 from support.federation import MODEL, TASK, enrolment_secret, head_of, position_of
 from support.rosters import roster_of
 
@@ -40,7 +21,7 @@ def roster_for(silos=SILOS) -> Roster:
     return roster_of({client: crypto.signing_public(enrolment_secret(client)) for client in silos})
 
 
-def make_epoch(silos=SILOS, **changes) -> Epoch:
+def make_epoch(silos=SILOS, **changes) -> standing.Epoch:
     """An epoch of a small run."""
     fields = {
         "plan_digest": digest("plan"),
@@ -56,10 +37,10 @@ def make_epoch(silos=SILOS, **changes) -> Epoch:
         "rounds": 10,
         "attempts": 4,
     }
-    return Epoch(**(fields | changes))
+    return standing.Epoch(**(fields | changes))
 
 
-def update_of(epoch: Epoch, client: int, step: StandingStep) -> np.ndarray:
+def update_of(epoch: standing.Epoch, client: int, step: standing.Step) -> np.ndarray:
     """A vector that tells client and step."""
     return epoch.ring.uniform(Stream(digest("update", client, step.number)), epoch.dimension)
 
@@ -74,15 +55,15 @@ class Silo:
     known: dict[int, Position] = field(default_factory=dict)
     store: StandingMemory = field(default_factory=StandingMemory)
     account: StandingSteps = field(default_factory=lambda: StandingSteps(1000))
-    epoch: Epoch | None = None
+    epoch: standing.Epoch | None = None
     advertised: object = None
-    contribute: Callable[[StandingStep, bytes, bytes], np.ndarray] | None = None
+    contribute: Callable[[standing.Step, bytes, bytes], np.ndarray] | None = None
     seed: bytes = b"silo"
 
-    def silo(self, epoch: Epoch) -> StandingSilo:
+    def silo(self, epoch: standing.Epoch) -> standing.Client:
         counts = {(count, head_of(self.client, count)) for count in range(self.count + 1)}
         position = position_of(self.client, self.count, self.roster)
-        return StandingSilo(
+        return standing.Client(
             epoch=epoch,
             client=self.client,
             enrolment=Enrolment(enrolment_secret(self.client), self.roster),
@@ -90,7 +71,7 @@ class Silo:
             charged=self.account.charged,
         )
 
-    def invite(self, epoch: Epoch, invitation: bytes) -> bytes:
+    def invite(self, epoch: standing.Epoch, invitation: bytes) -> bytes:
         self.count += 1  # the row that says that the epoch has begun
         entropy = Entropy.replay(self.seed).child(self.client, self.count)
         answer, self.advertised = self.silo(epoch).advertise(invitation, entropy)
@@ -105,22 +86,22 @@ class Silo:
         return ready.answer
 
     def answer(self, data: bytes) -> bytes:
-        def contribute(step: StandingStep, task: bytes, model: bytes) -> np.ndarray:
+        def contribute(step: standing.Step, task: bytes, model: bytes) -> np.ndarray:
             self.account.charge(step)
             made = self.contribute
             return update_of(self.epoch, self.client, step) if made is None else made(step, task, model)
 
-        return answer_step(self.epoch, self.client, data, store=self.store, contribute=contribute)
+        return standing.answer_step(self.epoch, self.client, data, store=self.store, contribute=contribute)
 
 
 @dataclass
 class Silos:
     """All silos of one epoch after the other, with an honest server's moves."""
 
-    epoch: Epoch
+    epoch: standing.Epoch
     roster: Roster = None
     by_client: dict[int, Silo] = field(default_factory=dict)
-    current: StandingEpoch | None = None
+    current: standing.ReadyEpoch | None = None
     log: list[dict[str, object]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -148,8 +129,8 @@ class Silos:
 
         return run
 
-    def set_up(self, lost_first=(), lost_second=(), remembered=None) -> StandingEpoch:
-        advertising = StandingAdvertising(self.epoch, self.roster, remembered or {})
+    def set_up(self, lost_first=(), lost_second=(), remembered=None) -> standing.ReadyEpoch:
+        advertising = standing.Advertising(self.epoch, self.roster, remembered or {})
         collect(advertising, self.exchange("invite", lost_first))
         agreeing = advertising.close()
         collect(agreeing, self.exchange("agree", lost_second))
@@ -159,7 +140,7 @@ class Silos:
 
     def step(self, number, attempt, members=None, lost=(), model=MODEL, task=TASK) -> np.ndarray:
         step = self.current.step(number, attempt, members or self.current.members)
-        collecting = StandingCollecting(self.current.keys, step, task, model)
+        collecting = standing.Collecting(self.current.keys, step, task, model)
         collect(collecting, self.exchange("answer", lost))
         return collecting.close()
 
@@ -170,17 +151,17 @@ class Silos:
             self.epoch.ring.add_into(total, update_of(self.epoch, client, step))
         return total
 
-    def adverts_by_hand(self, clients=None) -> dict[int, StandingAdvert]:
+    def adverts_by_hand(self, clients=None) -> dict[int, epochs.Advert]:
         """Invite silos, and return their adverts by rank."""
         adverts = {}
         for client in clients or self.epoch.cohort:
             rank = self.epoch.rank(client)
-            invitation = encode_standing_invitation(self.epoch, rank, self.roster.serial, None)
+            invitation = epochs.encode_invitation(self.epoch, rank, self.roster.serial, None)
             answer = self.by_client[client].invite(self.epoch, invitation)
-            adverts[rank] = decode_standing_advert(self.epoch, rank, answer)
+            adverts[rank] = decode_advert(self.epoch, rank, answer)
         return adverts
 
-    def agree_by_hand(self, client: int, adverts: Mapping[int, StandingAdvert]) -> StandingKeys:
+    def agree_by_hand(self, client: int, adverts: Mapping[int, epochs.Advert]) -> standing.Keys:
         """Show a silo some adverts."""
-        self.by_client[client].agree(encode_standing_adverts(self.epoch, self.epoch.rank(client), adverts))
-        return StandingKeys.of(self.epoch, adverts)
+        self.by_client[client].agree(epochs.encode_adverts(self.epoch, self.epoch.rank(client), adverts))
+        return standing.Keys.of(self.epoch, adverts)

@@ -14,9 +14,8 @@ from unittest.mock import patch
 import numpy as np
 
 from d2pfed.accounting import SERVER
-from d2pfed.deploy.config import read_client_config
+from d2pfed.deploy.config import read_client_config, read_secret
 from d2pfed.deploy.rosters import SignedRoster
-from d2pfed.deploy.signing_keys import read_secret
 from d2pfed.errors import D2PFedError
 from d2pfed.ledger import RowKind, read_rows, verify
 from d2pfed.ledger.client_log import Entry

@@ -18,9 +18,8 @@ from d2pfed.deploy.config import read_client_config
 from d2pfed.deploy.requests import ExchangeRequest, RequestKind
 from d2pfed.deploy.transport import Deadlines
 from d2pfed.flower.client import PrivateRecords, private
-from d2pfed.flower.evaluate import private_evaluate, private_metrics
 from d2pfed.flower.grid import from_record
-from d2pfed.flower.statistics import private_total, statistic_reply
+from d2pfed.flower.statistics import private_evaluate, private_metrics, private_total, statistic_reply
 from d2pfed.ledger.client_log import ClientLog
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.secagg.wire import MessageKind, kind_of

@@ -6,9 +6,11 @@ import sys
 from dataclasses import replace
 
 from d2pfed.numerics.randomness import Entropy
+from d2pfed.secagg import wire
 from d2pfed.secagg.lattice import field as fields
-from d2pfed.secagg.lattice import masks, messages
+from d2pfed.secagg.lattice import masks
 from d2pfed.secagg.lattice import session as sessions
+from d2pfed.secagg.wire import MessageKind
 from support.federation import MODEL, TASK, enrolment_secret, position_of
 from support.lattice import EXCHANGES, LatticeFederation, make_session, small_committee
 from support.vectors_secagg import FOLDER
@@ -45,7 +47,9 @@ def make_round(**settings) -> dict:
     opened = federation.open(agreeing)
     for member in session.members:
         if federation.members[member].trace:
-            federation.answer("trace", member, messages.encode_trace_request(session, member))
+            federation.answer(
+                "trace", member, wire.message(session, MessageKind.LATTICE_TRACE_REQUEST, session.rank(member))
+            )
     whole = session.members[0]
     return {
         "session": _session(session),

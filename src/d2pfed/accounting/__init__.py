@@ -6,17 +6,13 @@ from d2pfed.accounting.events import (
     RATE_STEPS,
     Adjacency,
     BatchSampling,
-    BinomialSum,
     CohortSampling,
-    ContinuousGaussian,
-    DiscreteGaussianSum,
-    Noise,
     Release,
     Sampling,
-    SkellamSum,
     Unit,
     check_unit,
 )
+from d2pfed.accounting.laws import BinomialSum, ContinuousGaussian, DiscreteGaussianSum, Noise, SkellamSum
 from d2pfed.accounting.observers import (
     ALONE,
     CLIENT,

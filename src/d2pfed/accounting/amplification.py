@@ -6,136 +6,42 @@ other silos see amplified releases as well.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
-from functools import lru_cache, partial
+from functools import cache, partial
 
 import numpy as np
 
+from d2pfed.accounting import rdp
 from d2pfed.accounting.composition import (
     AdditiveCost,
     Amplification,
     Method,
     NoiseCost,
-    binomial_total_epsilon,
     composed,
     costliest_choice,
     gaussian_cost,
-    gaussian_total_epsilon,
     has_gaussian,
     method_for,
-    rdp_cost,
-    rdp_total_epsilon,
+    total_epsilon,
 )
-from d2pfed.accounting.events import Adjacency, CohortSampling, Noise, RunReleases, Sampling
-from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
-from d2pfed.accounting.losses import Profile, tail_epsilon
-from d2pfed.accounting.pld import COARSE, FINE, DominatingPair, loss_distributions
-from d2pfed.accounting.rdp import (
-    FloatArray,
-    check_delta,
-    dense_orders,
-    gaussian_moments,
-    gaussian_rdp,
-    least_epsilon,
-    mironov_conversion,
-    real_orders,
-    sparse_orders,
-    tight_conversion,
-    without_replacement_rdp,
+from d2pfed.accounting.events import Adjacency, CohortSampling, RunReleases, Sampling
+from d2pfed.accounting.laws import Noise
+from d2pfed.accounting.losses import COARSE, FINE, loss_distributions
+from d2pfed.accounting.profiles import (
+    WIDEST,
+    DominatingPair,
+    PairKind,
+    SampledGaussian,
+    SampledRdp,
+    gaussian_epsilon,
+    rdp_width,
 )
+from d2pfed.accounting.rdp import FloatArray, check_delta
 from d2pfed.errors import ConfigError
-
-_ORDERS = sparse_orders(1 << 20)
-_NODES = 1 << 13
-_TAIL = 1e-60  # beyond this the profile is taken to be constant
-_WIDEST = 600.0  # epsilon whose exponential is still in the range of doubles
-
-
-@dataclass(frozen=True, slots=True)
-class SampledRdp:
-    """The dominating pair of one release behind a fixed-size cohort, with noise of which a Renyi curve is known."""
-
-    noise: Noise
-    radii: int  # how many clip radii neighbors are apart: two behind a cohort
-    rate: float  # the probability that a client is in the cohort
-    slack: float = 0.0  # no Gaussian stands in the place of the noise
-    backward: None = None  # the reversed order is the same
-
-    @property
-    def forward(self) -> Profile:
-        """The profile of the pair's first distribution against its second.
-
-        Guarantee: dominates every pair of replace-one neighbours. Proof: theory.md#renyi-profile.
-        Checked: test_accounting_amplification.py.
-        """
-        ratios, values = _envelope(self.noise, self.radii)
-
-        def profile(epsilon: FloatArray) -> FloatArray:
-            base = 1 + np.expm1(np.minimum(epsilon, _WIDEST)) / self.rate
-            return self.rate * np.interp(base, ratios, values)
-
-        return profile
-
-
-def has_rdp_profile(noise: Noise, radii: int) -> bool:
-    """Return whether the noise's profile falls off in the range of doubles."""
-    return _width(noise, radii) < _WIDEST
-
-
-def rdp_delta(epsilon: FloatArray, noise: Noise, radii: int) -> FloatArray:
-    """Return the least delta that the conversion of the noise's Renyi curve gives at any order, for epsilon >= 0."""
-    curve = np.array(rdp_cost(noise, radii, _ORDERS).values)
-    start = (_ORDERS - 1) * curve + _ORDERS * np.log1p(-1 / _ORDERS) - np.log(_ORDERS - 1)
-    exponents = np.full(np.shape(epsilon), min(0.0, math.log(-math.expm1(-curve[0])) / 2))  # total variation
-    for constant, order in zip(start.tolist(), _ORDERS.tolist(), strict=True):
-        np.minimum(exponents, constant - (order - 1) * epsilon, out=exponents)
-    return np.asarray(np.exp(exponents), dtype=np.float64)
-
-
-def _width(noise: Noise, radii: int) -> float:
-    if rdp_delta(np.array([_WIDEST]), noise, radii)[0] > _TAIL:
-        return _WIDEST
-    return tail_epsilon(lambda epsilon: rdp_delta(epsilon, noise, radii), _TAIL)
-
-
-@lru_cache(maxsize=64)
-def _envelope(noise: Noise, radii: int) -> tuple[FloatArray, FloatArray]:
-    """Return the profile at ratios alpha >= 1: the greatest convex function below what is known on both sides of 1."""
-    epsilon = np.linspace(0, _width(noise, radii), _NODES)
-    above, ratio = rdp_delta(epsilon, noise, radii), np.exp(epsilon)
-    below = 1 - 1 / ratio + above / ratio  # the reversed order at 1 / alpha
-    ratios = np.concatenate([1 / ratio[:0:-1], ratio])
-    values = np.concatenate([below[:0:-1], above])
-    kept = _hull(ratios.tolist(), values.tolist())
-    return ratio, np.interp(ratio, ratios[kept], values[kept])
-
-
-def _hull(xs: list[float], ys: list[float]) -> list[int]:
-    """Return the points of the lower convex hull of points in increasing order."""
-    kept: list[int] = []
-    for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
-        while len(kept) > 1:
-            a, b = kept[-2], kept[-1]
-            if (ys[b] - ys[a]) * (x - xs[a]) < (y - ys[a]) * (xs[b] - xs[a]):
-                break
-            kept.pop()
-        kept.append(i)
-    return kept
-
 
 CAP_SHARE = 0.01  # of delta: what a plan lets the cap on participations cost
 _GUARD = 1 + 1e-9  # more than the relative error of a binomial tail in double precision
-
-
-@dataclass(frozen=True, slots=True)
-class _Exposure:
-    """The cost of one release, with which chance a client is in it, and how many of them there are."""
-
-    cost: AdditiveCost
-    rate: float  # 1: nothing is amplified
-    count: int
 
 
 def is_amplified(sampling: CohortSampling) -> bool:
@@ -145,9 +51,6 @@ def is_amplified(sampling: CohortSampling) -> bool:
 
 def cap_excess(sampling: CohortSampling, attempts: int, max_participations: int) -> float:
     """Return kappa, what clients that send zeros from their cap on add to delta behind sampled cohorts.
-
-    Each charged attempt of a run has a fresh cohort. Whether another client is at its cap
-    depends on who was drawn in its place.
 
     Guarantee: an upper bound. Proof: theory.md#caps.
     Checked: test_accounting_amplification_caps.py::test_who_is_at_the_cap_follows_from_what_the_proof_reveals.
@@ -165,105 +68,82 @@ def sampled_runs_epsilon(
 ) -> tuple[float, str]:
     """Return epsilon against an observer of all released sums, and the name of the accountant used.
 
-    Each client sends zeros once it has been in as many releases of a run as the run's cap says.
-
-    Guarantee: cohorts drawn afresh and independently for each release, as it states, or a partition whose blocks
-    are used once. Proof: theory.md#fixed-size, theory.md#caps, theory.md#attempts.
-    Checked: test_accounting_oracle.py.
+    Guarantee: cohorts drawn afresh and independently for each release, as it states, or a partition whose blocks are
+    used once. Proof: theory.md#fixed-size, theory.md#caps, theory.md#attempts. Checked: test_accounting_oracle.py.
     """
     kappa = math.fsum(cap_excess(run.sampling, run.count, run.max_participations) for run in runs)
     if kappa >= delta:
         return math.inf, "none"
-    noises = [noise for run in runs for noise, _ in run.noises]
     releases = sum(run.count for run in runs)
-    method = method_for(noises, releases)
+    method = method_for([noise for run in runs for noise, _ in run.noises], releases)
+    is_hidden = [is_amplified(run.sampling) for run in runs]
 
     def total(noise_cost: NoiseCost, amplify: Amplification) -> AdditiveCost:
         return composed(
-            (each.cost if each.rate == 1 else amplify(each.cost, each.rate), each.count * times)
-            for each, times in Counter(_exposures(runs, adjacency, noise_cost)).items()
+            (cost if rate == 1 else amplify(cost, rate), count * times)
+            for (cost, rate, count, _), times in Counter(_exposures(runs, adjacency, noise_cost)).items()
         )
 
-    if method is Method.BINOMIAL:
-        return binomial_total_epsilon(total, delta - kappa, releases), method
-    if method is Method.GAUSSIAN and not any(is_amplified(run.sampling) for run in runs):
-        return gaussian_total_epsilon(total, delta, releases), method
-    if method is Method.GAUSSIAN:
-        pairs = list(sampled_gaussians(runs, adjacency, releases).items())
-        for grid in sorted({points, COARSE}, reverse=True):  # where many releases are too wide for a fine one
-            epsilon = composed(loss_distributions(pairs, delta, grid)).epsilon(delta, kappa)
-            if math.isfinite(epsilon):
-                return epsilon, "pld"
-    renyi = rdp_total_epsilon(total, delta - kappa), str(Method.RDP)
-    profiled = _profiled_pairs(runs, releases)
-    if profiled is None:
-        return renyi
-    return min(renyi, (composed(loss_distributions(profiled, delta, points)).epsilon(delta, kappa), "pld"))
+    if method is Method.GAUSSIAN and any(is_hidden):
+        pairs = sampled_pairs(runs, adjacency, releases)
+        epsilon = _loss_epsilon(pairs.items(), delta, {points, COARSE}, kappa)
+        if math.isfinite(epsilon):
+            return epsilon, "pld"
+        method = Method.RDP
+    found = total_epsilon(method, total, delta - kappa, releases), str(method)
+    if method is Method.RDP and all(is_hidden) and (pairs := sampled_pairs(runs, adjacency, releases)):
+        return min(found, (_loss_epsilon(pairs.items(), delta, {points}, kappa), "pld"))
+    return found
 
 
-def _profiled_pairs(runs: Sequence[RunReleases], releases: int) -> list[tuple[DominatingPair, int]] | None:
-    """Return a profile for each release, from Renyi curves where there is no Gaussian; None if one has neither."""
-    pairs: list[tuple[DominatingPair, int]] = []
-    for run in runs:
-        rate = run.sampling.cohort_size / run.sampling.population
-        for noise, count in run.noises:
-            radii = Adjacency.REPLACE_ONE.radii
-            if not is_amplified(run.sampling):
-                return None
-            if has_gaussian(noise, releases):
-                squared, slack = gaussian_cost(noise, radii, releases).values
-                pairs.append((SampledGaussian(PairKind.FIXED_SIZE, math.sqrt(squared), rate, slack), count))
-            elif has_rdp_profile(noise, radii):
-                pairs.append((SampledRdp(noise, radii, rate), count))
-            else:
-                return None
+def _loss_epsilon(
+    pairs: Iterable[tuple[DominatingPair, int]], delta: float, grids: Iterable[int], kappa: float = 0.0
+) -> float:
+    """Return epsilon by privacy losses on the finest grid on which many releases are not too wide."""
+    epsilon = math.inf
+    for points in sorted(grids, reverse=True):
+        epsilon = composed(loss_distributions(list(pairs), delta, points)).epsilon(delta, kappa)
+        if math.isfinite(epsilon):
+            break
+    return epsilon
+
+
+def sampled_pairs(runs: Sequence[RunReleases], adjacency: Adjacency, releases: int) -> Counter[DominatingPair]:
+    """Return which pairs dominate the releases of runs, and how often; none if some noise has no profile.
+
+    A Gaussian stands for a noise where it can, else its Renyi curve; `releases` is how many share the slack.
+    """
+    pairs: Counter[DominatingPair] = Counter()
+    for cost, rate, count, noise in _exposures(runs, adjacency, partial(gaussian_cost, releases=releases)):
+        squared, slack = cost.values
+        if math.isfinite(slack):
+            pairs[SampledGaussian(PairKind.FIXED_SIZE, math.sqrt(squared), rate, slack)] += count
+        elif noise is not None and rdp_width(noise, Adjacency.REPLACE_ONE.radii) < WIDEST:
+            pairs[SampledRdp(noise, Adjacency.REPLACE_ONE.radii, rate)] += count
+        else:
+            return Counter()
     return pairs
 
 
-def sampled_gaussians(
-    runs: Sequence[RunReleases], adjacency: Adjacency, releases: int
-) -> Counter[SampledGaussian]:
-    """Return which Gaussians stand for the releases of runs whose noises all have one, and how often.
-
-    `releases` is the number of releases that share the slack.
-    """
-    noise_cost = partial(gaussian_cost, releases=releases)
-    pairs: Counter[SampledGaussian] = Counter()
-    for exposure in _exposures(runs, adjacency, noise_cost):
-        squared, slack = exposure.cost.values
-        pairs[SampledGaussian(PairKind.FIXED_SIZE, math.sqrt(squared), exposure.rate, slack)] += exposure.count
-    return pairs
-
-
-def _exposures(runs: Sequence[RunReleases], adjacency: Adjacency, noise_cost: NoiseCost) -> Iterator[_Exposure]:
-    """Yield what each run exposes.
-
-    Each amplified release is behind its own cohort. Elsewhere a client is in no more releases of a run than its
-    cap says, and a partition uses it in one.
-    """
-    costs_of: dict[tuple[Noise, int], AdditiveCost] = {}
-
-    def cost_of(noise: Noise, radii: int) -> AdditiveCost:
-        if (noise, radii) not in costs_of:
-            costs_of[noise, radii] = noise_cost(noise, radii)
-        return costs_of[noise, radii]
-
+def _exposures(
+    runs: Sequence[RunReleases], adjacency: Adjacency, noise_cost: NoiseCost
+) -> Iterator[tuple[AdditiveCost, float, int, Noise | None]]:
+    """Yield what runs expose: a cost, the chance that a client is in it (1: not amplified), how often, its noise."""
+    cost_of = cache(noise_cost)
     for run in runs:
         if is_amplified(run.sampling):
             # A client that is not drawn is replaced by another one: zero-out gains nothing.
             rate = run.sampling.cohort_size / run.sampling.population
             for noise, count in run.noises:
-                yield _Exposure(cost_of(noise, Adjacency.REPLACE_ONE.radii), rate, count)
-            continue
-        most = run.blocks if run.sampling.method is Sampling.ONCE else run.max_participations
-        costs = [(cost_of(noise, adjacency.radii), count) for noise, count in run.noises]
-        yield _Exposure(costliest_choice(costs, most), 1.0, 1)
+                yield cost_of(noise, Adjacency.REPLACE_ONE.radii), rate, count, noise
+        else:
+            most = run.blocks if run.sampling.method is Sampling.ONCE else run.max_participations
+            costs = [(cost_of(noise, adjacency.radii), count) for noise, count in run.noises]
+            yield costliest_choice(costs, most), 1.0, 1, None
 
 
 def record_pairs(runs: Sequence[RunReleases], adjacency: Adjacency, releases: int) -> Counter[SampledGaussian]:
     """Return which sampled Gaussians stand for the releases, and how often; each noise must have a Gaussian.
-
-    The noise of a release is the part that the observer does not know. `releases` is how many share the slack.
 
     Guarantee: dominates the pair of any two data sets that differ in one unit. Proof: theory.md#records.
     Checked: test_accounting_records.py by exhaustive adaptive games.
@@ -293,39 +173,21 @@ def record_runs_epsilon(
     if not all(has_gaussian(noise, releases) for run in runs for noise, _ in run.noises):
         return math.inf, "none"
     pairs = record_pairs(runs, adjacency, releases)
-    if all(pair.rate == 1 for pair in pairs):  # nothing is amplified: one Gaussian
-        slack = math.fsum(pair.slack * count for pair, count in pairs.items())
-        ratio = math.sqrt(math.fsum(pair.ratio**2 * count for pair, count in pairs.items()))
-        return gaussian_epsilon(delta * math.exp(-slack), ratio) + 2 * slack, "gaussian"
-    epsilon = math.inf
-    for grid in sorted({points, COARSE}, reverse=True):  # where many releases are too wide for a fine one
-        epsilon = composed(loss_distributions(list(pairs.items()), delta, grid)).epsilon(delta)
-        if math.isfinite(epsilon):
-            break
-    return epsilon, "pld"
+    if any(pair.rate < 1 for pair in pairs):
+        return _loss_epsilon(pairs.items(), delta, {points, COARSE}), "pld"
+    slack = math.fsum(pair.slack * count for pair, count in pairs.items())
+    # Nothing is amplified, so all of them are one Gaussian.
+    ratio = math.sqrt(math.fsum(pair.ratio**2 * count for pair, count in pairs.items()))
+    return gaussian_epsilon(delta * math.exp(-slack), ratio) + 2 * slack, "gaussian"
 
 
 class Accountant(StrEnum):
-    """How epsilon is computed."""
+    """How epsilon is computed: as the paper does, or by tighter conversions and distributions."""
 
-    WBK_MIRONOV = (
-        "wbk-mironov"  # Theorem 27 of Wang, Balle, Kasiviswanathan with Mironov's conversion: the paper's
-    )
+    WBK_MIRONOV = "wbk-mironov"  # Theorem 27 of Wang, Balle, Kasiviswanathan, Mironov's conversion: the paper's
     WBK = "wbk"  # the same with the tight conversion
     RDP = "rdp"  # Renyi curves with the tight conversion, whatever the sampling
     PLD = "pld"  # privacy-loss distributions; exact where nothing is sampled
-
-
-class Grid(StrEnum):
-    """How finely privacy losses are resolved; both err upwards."""
-
-    COARSE = "coarse"
-    FINE = "fine"
-
-    @property
-    def points(self) -> int:
-        """The number of positive grid points of one release."""
-        return COARSE if self is Grid.COARSE else FINE
 
 
 def epsilon_of(
@@ -336,7 +198,7 @@ def epsilon_of(
     adjacency: Adjacency,
     delta: float,
     accountant: Accountant,
-    grid: Grid = Grid.FINE,
+    points: int = FINE,
 ) -> float:
     """Return epsilon against an observer of the models after `rounds` Gaussian releases.
 
@@ -348,7 +210,7 @@ def epsilon_of(
         adjacency: the neighboring relation.
         delta: the probability that the guarantee may fail, over all rounds together.
         accountant: how epsilon is computed.
-        grid: how finely privacy losses are resolved, for `PLD`.
+        points: how finely privacy losses are resolved, for `PLD`.
 
     Guarantee: errs upwards. Proof: theory.md#fixed-size, theory.md#renyi-sampling.
     Checked: test_accounting_golden.py, test_accounting_peers.py.
@@ -366,22 +228,20 @@ def epsilon_of(
     count = 1 if sampling.method is Sampling.ONCE else rounds
     if accountant is Accountant.PLD:
         if pair.rate == 1:
-            return gaussian_epsilon(delta, math.sqrt(_compose(np.array([pair.ratio**2]), count)[0]))
-        return composed(loss_distributions([(pair, count)], delta, grid.points)).epsilon(delta)
+            return gaussian_epsilon(
+                delta, math.sqrt(composed([(AdditiveCost((pair.ratio**2,)), count)]).values[0])
+            )
+        return composed(loss_distributions([(pair, count)], delta, points)).epsilon(delta)
+
+    orders = rdp.real_orders if accountant is Accountant.RDP and pair.rate == 1 else rdp.dense_orders
 
     def curve(orders: FloatArray) -> FloatArray:
-        if accountant is Accountant.RDP and pair.rate == 1:
-            return _compose(gaussian_rdp(orders, pair.ratio), count)
-        top = int(orders[-1])
-        own = gaussian_rdp(np.arange(top + 1, dtype=np.float64), pair.ratio)
+        own = rdp.gaussian_rdp(orders, pair.ratio)
         if pair.rate < 1:
-            own = without_replacement_rdp(own, pair.rate, gaussian_moments(pair.ratio, top))
-        return _compose(own[2:], count)
+            top = int(orders[-1])
+            plain = rdp.gaussian_rdp(np.arange(top + 1, dtype=np.float64), pair.ratio)
+            own = rdp.without_replacement_rdp(plain, pair.rate, rdp.gaussian_moments(pair.ratio, top))[2:]
+        return np.array(composed([(AdditiveCost(tuple(own.tolist())), count)]).values)
 
-    orders = real_orders if accountant is Accountant.RDP and pair.rate == 1 else dense_orders
-    convert = mironov_conversion if accountant is Accountant.WBK_MIRONOV else tight_conversion
-    return least_epsilon(curve, orders, delta, convert)[0]
-
-
-def _compose(values: FloatArray, count: int) -> FloatArray:
-    return np.array(composed([(AdditiveCost(tuple(values.tolist())), count)]).values)
+    convert = rdp.mironov_conversion if accountant is Accountant.WBK_MIRONOV else rdp.tight_conversion
+    return rdp.least_epsilon(curve, orders, delta, convert)[0]

@@ -46,17 +46,6 @@ def advanced_composition_epsilon(epsilon: float, rounds: int, slack: float) -> f
     return math.sqrt(2 * rounds * math.log(1 / slack)) * epsilon + rounds * epsilon * math.expm1(epsilon)
 
 
-def rounded_sensitivity(*, levels: int, bound: float, clip: float, dimension: int, delta: float) -> Sensitivity:
-    """Return cpSGD's sensitivities after stochastic rounding to `levels` in [-bound, bound].
-
-    Each of the three holds with probability 1 - delta.
-    """
-    spread = math.sqrt(dimension) * clip * (levels - 1) / bound
-    wobble = math.sqrt(2 * spread * math.log(2 / delta))
-    l1 = spread + wobble + 4 / 3 * math.log(2 / delta)
-    return Sensitivity(l1=l1, l2=clip * (levels - 1) / bound + math.sqrt(l1 + wobble), linf=levels + 1)
-
-
 def cpsgd_epsilon(
     *,
     trials: int,
@@ -74,8 +63,10 @@ def cpsgd_epsilon(
     """
     if not 0 < delta_per_round < delta < 1:
         raise ConfigError(f"delta_per_round must be in (0, delta = {delta}), got {delta_per_round}")
-    sensitivity = rounded_sensitivity(
-        levels=levels, bound=1.0, clip=clip_over_bound, dimension=dimension, delta=delta_per_round
-    )
+    # Stochastic rounding to `levels` in [-bound, bound]: each sensitivity holds with probability 1 - delta_per_round.
+    spread = math.sqrt(dimension) * clip_over_bound * (levels - 1)
+    wobble = math.sqrt(2 * spread * math.log(2 / delta_per_round))
+    l1 = spread + wobble + 4 / 3 * math.log(2 / delta_per_round)
+    sensitivity = Sensitivity(l1, clip_over_bound * (levels - 1) + math.sqrt(l1 + wobble), levels + 1)
     one = amplified_epsilon(binomial_epsilon(trials, sensitivity, dimension, delta_per_round), rate)
     return advanced_composition_epsilon(one, rounds, delta - (rounds - 1) * 3 * rate * delta_per_round)

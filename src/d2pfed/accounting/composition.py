@@ -5,56 +5,23 @@ There are three methods: Gaussian, Renyi and binomial; which one applies depends
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial, reduce
 from itertools import product
 from operator import add
-from typing import Protocol, Self, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from d2pfed.accounting import rdp
 from d2pfed.accounting.binomial import Sensitivity, amplified_epsilon, binomial_epsilon
-from d2pfed.accounting.events import (
-    BinomialSum,
-    ContinuousGaussian,
-    DiscreteGaussianSum,
-    Noise,
-)
-from d2pfed.accounting.gaussian import gaussian_epsilon
-from d2pfed.accounting.rdp import (
-    FloatArray,
-    check_delta,
-    dense_orders,
-    least_epsilon,
-    sparse_orders,
-    tight_conversion,
-    without_replacement_rdp,
-)
-from d2pfed.accounting.surrogate import surrogate
+from d2pfed.accounting.laws import BinomialSum, ContinuousGaussian, DiscreteGaussianSum, Noise
+from d2pfed.accounting.losses import PrivacyLossDistribution
+from d2pfed.accounting.profiles import gaussian_epsilon
+from d2pfed.accounting.rdp import FloatArray, check_delta
 from d2pfed.errors import ConfigError
-
-
-class Cost(Protocol):
-    """What can be repeated and put together under adaptive composition."""
-
-    def times(self, count: int) -> Self:
-        """Return the cost of so many equal releases."""
-        ...
-
-    def __add__(self, other: Self) -> Self: ...
-
-
-C = TypeVar("C", bound=Cost)
-
-
-def composed(costs: Iterable[tuple[C, int]]) -> C:
-    """Return the cost of all releases together, each as often as stated: the only composition in the package.
-
-    Guarantee: holds when each release was chosen after seeing the earlier ones. Proof: theory.md#composition.
-    """
-    return reduce(add, (cost.times(count) for cost, count in costs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +38,87 @@ class AdditiveCost:
         return AdditiveCost(tuple(a + b for a, b in zip(self.values, other.values, strict=True)))
 
 
+C = TypeVar("C", AdditiveCost, PrivacyLossDistribution)
+
+
+def composed(costs: Iterable[tuple[C, int]]) -> C:
+    """Return the cost of all releases together, each as often as stated: the only composition in the package.
+
+    Guarantee: holds when each release was chosen after seeing the earlier ones. Proof: theory.md#composition.
+    """
+    return reduce(add, (cost.times(count) for cost, count in costs))
+
+
+# What all releases together may add to epsilon: too small to see, large enough to smooth by less than one step.
+TOTAL_SLACK = 1e-6
+# Beyond this share of the width, smoothing destroys more than half the noise and Renyi curves do better.
+_WIDEST_SMOOTHING = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Surrogate:
+    """A Gaussian of width `sigma` whose rounding is within max-divergence `slack` of the true sum, both ways."""
+
+    sigma: float
+    slack: float
+
+
+def smoothing_gap(width: float, smoothing: float) -> float:
+    """Return lambda: max-divergence per coordinate of a discrete Gaussian from a rounded continuous one.
+
+    The continuous one has variance width^2 - smoothing^2 and is rounded by a discrete Gaussian of width
+    `smoothing` around it. Infinite where the bound says nothing.
+
+    Guarantee: holds in both directions for any real center. Proof: theory.md#smoothing.
+    Checked: test_accounting_rdp.py by exact sums.
+    """
+    if not 0 < smoothing < width:
+        return math.inf
+    posterior = smoothing * math.sqrt(2 - (smoothing / width) ** 2)  # sqrt(s0^2 + r^2 s0^2 / s^2)
+    mean, worst, own = rdp.theta_tail(posterior), rdp.theta_tail(smoothing), rdp.theta_tail(width)
+    if worst >= 1:
+        return math.inf
+    above = math.log1p(mean + worst * worst / (1 - worst)) + math.log1p(own)
+    below = -math.log1p(-mean) - math.log1p(-own)
+    return max(above, below)
+
+
+def surrogate(noise: DiscreteGaussianSum, releases: int) -> Surrogate | None:
+    """Return the widest Gaussian whose slack over so many releases is negligible; None if the noise is too narrow.
+
+    Guarantee: with T releases and e0 = slack, delta(epsilon) <= exp(T e0) delta_Gauss(epsilon - 2 T e0).
+    Proof: theory.md#surrogate. Checked: test_accounting_oracle.py.
+    """
+    sigma = float(noise.sigma)
+    width = sigma * math.sqrt(noise.contributors) * (1 - 2**-50)
+    gap = rdp.sum_gap(sigma, noise.contributors)
+    share = TOTAL_SLACK / (releases * noise.dimension)
+    # Smoothing finer than the other, unavoidable terms would cost width and gain nothing.
+    target = max(share - gap, gap, 4 * rdp.theta_tail(width))
+    low, high = 0.0, width * _WIDEST_SMOOTHING
+    if smoothing_gap(width, high) > target:
+        return None
+    for _ in range(50):
+        middle = (low + high) / 2
+        if smoothing_gap(width, middle) <= target:
+            high = middle
+        else:
+            low = middle
+    slack = noise.dimension * (gap + smoothing_gap(width, high))
+    return Surrogate(math.sqrt(width * width - high * high), slack) if math.isfinite(slack) else None
+
+
 # From a noise, and how many clip radii the neighbours are apart, to the cost of one release.
 NoiseCost = Callable[[Noise, int], AdditiveCost]
 
 
 def has_gaussian(noise: Noise, releases: int) -> bool:
     """Return whether a continuous Gaussian can stand for the noise over so many releases."""
-    if isinstance(noise, DiscreteGaussianSum):
-        return surrogate(noise, releases) is not None
-    return isinstance(noise, ContinuousGaussian)
+    return math.isfinite(gaussian_cost(noise, 1, releases).values[1])
 
 
 def gaussian_cost(noise: Noise, radii: int, releases: int) -> AdditiveCost:
-    """Return (squared ratio of shift to sigma, slack) of the Gaussian that stands for the noise.
-
-    Guarantee: dominates the true release in the sense of theory.md#surrogate.
-    """
+    """Return (squared ratio of shift to sigma, slack) of the noise's surrogate. Proof: theory.md#surrogate."""
     if isinstance(noise, ContinuousGaussian):
         return AdditiveCost(((radii * noise.radius / noise.sigma) ** 2, 0.0))
     smooth = surrogate(noise, releases) if isinstance(noise, DiscreteGaussianSum) else None
@@ -95,24 +127,12 @@ def gaussian_cost(noise: Noise, radii: int, releases: int) -> AdditiveCost:
     return AdditiveCost(((radii * float(noise.radius) / smooth.sigma) ** 2, smooth.slack))
 
 
-def rdp_cost(noise: Noise, radii: int, orders: FloatArray) -> AdditiveCost:
-    """Return the noise's Renyi divergences at integer orders.
-
-    Guarantee: upper bounds for neighbours `radii` clip radii apart. Proof: theory.md#sums, theory.md#skellam.
-    """
-    return AdditiveCost(tuple(noise.rdp(radii, orders).tolist()))
-
-
 def binomial_cost(noise: Noise, radii: int, delta: float) -> AdditiveCost:
-    """Return (epsilon, delta, epsilon^2, epsilon (e^epsilon - 1)) of binomial noise at a chosen delta.
-
-    Guarantee: the sums of such costs enter advanced composition. Proof: theory.md#binomial.
-    """
+    """Return (epsilon, delta, epsilon^2, epsilon (e^epsilon - 1)) of binomial noise. Proof: theory.md#binomial."""
     if not isinstance(noise, BinomialSum):
         raise ConfigError("binomial noise composes by its own rule and cannot be mixed with other noise")
-    sensitivity = Sensitivity(
-        l1=radii * float(noise.l1_radius), l2=radii * float(noise.radius), linf=radii * float(noise.linf_radius)
-    )
+    norms = (noise.l1_radius, noise.radius, noise.linf_radius)
+    sensitivity = Sensitivity(*(radii * float(norm) for norm in norms))
     epsilon = binomial_epsilon(noise.trials * noise.contributors, sensitivity, noise.dimension, delta)
     return approximate_dp_cost(epsilon, delta)
 
@@ -166,45 +186,40 @@ def method_for(noises: Sequence[Noise], releases: int) -> Method:
     return Method.GAUSSIAN if all(has_gaussian(noise, releases) for noise in kinds) else Method.RDP
 
 
-def gaussian_total_epsilon(total: TotalCost, delta: float, releases: int) -> float:
-    """Return the exact epsilon of unsampled Gaussians, the slack of their surrogates included.
+def total_epsilon(
+    method: Method,
+    total: TotalCost,
+    delta: float,
+    releases: int,
+    grid: Callable[[int], FloatArray] = rdp.dense_orders,
+) -> float:
+    """Return epsilon of a composed cost: exact for unsampled Gaussians, else at the best order or by the best rule.
 
-    Guarantee: delta(epsilon) <= exp(slack) delta_Gauss(epsilon - 2 slack). Proof: theory.md#surrogate.
+    Guarantee: (epsilon, delta)-privacy of the whole, the slack of surrogates included. Proof: theory.md#surrogate,
+    theory.md#composition, theory.md#conversions, theory.md#binomial.
     """
-    squared, slack = total(partial(gaussian_cost, releases=releases), lambda cost, _rate: cost).values
-    left = delta * math.exp(-slack)
-    if left == 0 or not math.isfinite(squared):
-        return math.inf
-    return gaussian_epsilon(left, math.sqrt(squared)) + 2 * slack
-
-
-def rdp_total_epsilon(total: TotalCost, delta: float, grid: Callable[[int], FloatArray] = dense_orders) -> float:
-    """Return epsilon by Renyi curves at the best integer order.
-
-    Guarantee: (epsilon, delta)-privacy of the whole. Proof: theory.md#composition, theory.md#conversions.
-    """
+    if method is Method.GAUSSIAN:
+        squared, slack = total(partial(gaussian_cost, releases=releases), lambda cost, _rate: cost).values
+        left = delta * math.exp(-slack)
+        if left == 0 or not math.isfinite(squared):
+            return math.inf
+        return gaussian_epsilon(left, math.sqrt(squared)) + 2 * slack
 
     def amplified(cost: AdditiveCost, rate: float) -> AdditiveCost:
+        if method is Method.BINOMIAL:
+            epsilon, own = cost.values[:2]
+            return approximate_dp_cost(amplified_epsilon(epsilon, rate), rate * own)
         padded = np.concatenate([[0.0, 0.0], cost.values])
-        return AdditiveCost(tuple(without_replacement_rdp(padded, rate)[2:].tolist()))
+        return AdditiveCost(tuple(rdp.without_replacement_rdp(padded, rate)[2:].tolist()))
 
     def curve(orders: FloatArray) -> FloatArray:
-        return np.array(total(partial(rdp_cost, orders=orders), amplified).values)
+        return np.array(
+            total(lambda noise, radii: AdditiveCost(tuple(noise.rdp(radii, orders).tolist())), amplified).values
+        )
 
-    return least_epsilon(curve, grid, delta, tight_conversion)[0]
-
-
-def binomial_total_epsilon(total: TotalCost, delta: float, releases: int) -> float:
-    """Return epsilon of (epsilon, delta) releases by advanced or plain composition, whichever is less.
-
-    Guarantee: (epsilon, delta)-privacy of the whole. Proof: theory.md#binomial.
-    """
-
-    def amplified(cost: AdditiveCost, rate: float) -> AdditiveCost:
-        epsilon, own = cost.values[:2]
-        return approximate_dp_cost(amplified_epsilon(epsilon, rate), rate * own)
-
-    least = math.inf
+    if method is Method.RDP:
+        return rdp.least_epsilon(curve, grid, delta, rdp.tight_conversion)[0]
+    least = math.inf  # by advanced or plain composition, whichever is less
     for share in _BINOMIAL_SHARES:
         each = partial(binomial_cost, delta=delta * share / releases)
         plain, used, square, growth = total(each, amplified).values
@@ -213,13 +228,11 @@ def binomial_total_epsilon(total: TotalCost, delta: float, releases: int) -> flo
     return least
 
 
-_ORDERS = sparse_orders(1 << 20)
+_ORDERS = rdp.sparse_orders(1 << 20)
 _SMOOTHED = 1 << 12  # releases that share the slack
 _SLACK = 1e-4  # what the surrogates of all Gaussian releases may use up together: 2 * _SLACK is added to epsilon
 _MOST_BINOMIAL = 1 << 10  # binomial releases that one account can hold
 _TENTHS = 10  # parts of epsilon that are divided among the groups
-
-
 # Shares of delta by the groups that an account comes to hold, fixed before anything is seen. They add up to 1.
 _ALONE = {Method.GAUSSIAN: 0.8, Method.RDP: 0.1, Method.BINOMIAL: 0.05}
 _MIXED = 0.05
@@ -227,8 +240,6 @@ _MIXED = 0.05
 
 def filtered_epsilon(noises: Counter[Noise], radii: int, delta: float) -> float:
     """Return epsilon of one client that is known to take part in releases with all of these noises.
-
-    Each release may have been chosen after seeing the ones before; nothing is amplified.
 
     Guarantee: a filter: a client that stops before this passes a fixed epsilon is protected by that epsilon. Errs
     upwards. Proof: theory.md#client. Checked: test_accounting_client.py, test_accounting_filters.py.
@@ -246,19 +257,12 @@ def filtered_epsilon(noises: Counter[Noise], radii: int, delta: float) -> float:
     if len(groups) == 1:
         ((group, own),) = groups.items()
         return _epsilon(group, own, radii, delta * _ALONE[group])
-    return _mixed(groups, radii, delta * _MIXED)
-
-
-def _mixed(groups: Mapping[Method, Counter[Noise]], radii: int, delta: float) -> float:
-    """Return the least epsilon that some division of it among the groups covers.
-
-    Which division a path ends in is chosen after the fact, so delta is divided among all that there are.
-    """
+    # The least epsilon that some division of it among the groups covers. Which one a path ends in is chosen after the
+    # fact, so delta is divided among all that there are: of three pairs of groups, and of all three.
     tenths = range(1, _TENTHS)
     divisions = {size: [of for of in product(tenths, repeat=size) if sum(of) == _TENTHS] for size in (2, 3)}
-    every = 3 * len(divisions[2]) + len(divisions[3])  # three pairs of groups, and all three
-    each = delta / (every * len(groups))
-    wanted = [_epsilon(group, noises, radii, each) for group, noises in groups.items()]
+    each = delta * _MIXED / ((3 * len(divisions[2]) + len(divisions[3])) * len(groups))
+    wanted = [_epsilon(group, own, radii, each) for group, own in groups.items()]
     return min(
         max(epsilon * _TENTHS / part for epsilon, part in zip(wanted, parts, strict=True))
         for parts in divisions[len(groups)]
@@ -278,7 +282,7 @@ def _epsilon(group: Method, noises: Counter[Noise], radii: int, delta: float) ->
         # By the one number rho with D_alpha <= alpha rho: which order is best depends on it alone.
         rhos = {noise: float(np.max(noise.rdp(radii, _ORDERS) / _ORDERS)) for noise in noises}
         (total,) = composed((AdditiveCost((rhos[noise],)), count) for noise, count in noises.items()).values
-        return float(tight_conversion(_ORDERS, total * _ORDERS, delta).min())
+        return float(rdp.tight_conversion(_ORDERS, total * _ORDERS, delta).min())
     half = delta / 2  # plain or advanced composition, whichever turns out to be less
     each = half / 2 / _MOST_BINOMIAL
     plain, used, square, growth = composed(

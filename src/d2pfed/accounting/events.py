@@ -1,15 +1,13 @@
 """What was released: the unit of privacy, adjacency, sampling, noise, and the releases of a run counted together."""
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from operator import ge
-from typing import ClassVar, get_args
 
-from d2pfed.accounting.rdp import FloatArray, gaussian_rdp, real_centered_sum_rdp, skellam_rdp
+from d2pfed.accounting.laws import Noise
 from d2pfed.errors import ConfigError, shown
 from d2pfed.numerics import canonical
 
@@ -104,185 +102,6 @@ class BatchSampling:
             raise ConfigError(f"max_silos must be in [1, {MOST_SILOS}], got {shown(self.max_silos)}")
 
 
-def l1_radius(radius: Fraction, length: int) -> Fraction:
-    """Bound the L1 norm of an integer vector by its L2 norm: |x| <= min(sqrt(length) |x|_2, |x|_2^2), rounded up."""
-    root = Fraction(math.isqrt(length << 64) + 1, 1 << 32)
-    return min(root * radius, radius**2)
-
-
-# The laws of noise in a sum: each says its name, variances in squared steps, an L1 bound on a client's vector, what is
-# left without some contributors, and its Renyi curve.
-
-
-@dataclass(frozen=True, slots=True)
-class DiscreteGaussianSum:
-    """The sum of `contributors` independent discrete Gaussians on the integers, around any real center."""
-
-    kind: ClassVar[str] = "discrete-gaussian"
-    sigma: Fraction  # the width of each contributor's noise, in lattice steps
-    contributors: int  # a single one is the whole noise of `shared`
-    radius: Fraction  # a bound on the L2 norm of a client's vector, in lattice steps
-    dimension: int
-
-    def __post_init__(self) -> None:
-        _check_positive(self)
-
-    @property
-    def one_variance(self) -> Fraction:
-        """The variance of one contributor's noise."""
-        return self.sigma**2
-
-    @property
-    def sum_variance(self) -> float:
-        """The variance of the whole noise."""
-        return float(self.one_variance * self.contributors)
-
-    @property
-    def l1_bound(self) -> Fraction:
-        """A bound on the L1 norm of a client's vector."""
-        return l1_radius(self.radius, self.dimension)
-
-    def without(self, known: int) -> "DiscreteGaussianSum | None":
-        """Return the noise left when the shares of `known` contributors are subtracted; None if nothing is."""
-        left = self.contributors - known
-        return replace(self, contributors=left) if left > 0 else None
-
-    def rdp(self, radii: int, orders: FloatArray) -> FloatArray:
-        """Return the Renyi curve for neighbors so many radii apart. Proof: theory.md#sums."""
-        return real_centered_sum_rdp(
-            orders,
-            sigma=float(self.sigma),
-            contributors=self.contributors,
-            shift=radii * float(self.radius),
-            dimension=self.dimension,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class SkellamSum:
-    """The sum of `contributors` Skellam variables, around an integer center."""
-
-    kind: ClassVar[str] = "skellam"
-    variance: Fraction  # of each contributor's noise
-    contributors: int
-    radius: Fraction  # a bound on the L2 norm of a client's vector, in lattice steps
-    l1_radius: Fraction  # the same for the L1 norm
-    dimension: int
-
-    def __post_init__(self) -> None:
-        _check_positive(self)
-
-    @property
-    def one_variance(self) -> Fraction:
-        """The variance of one contributor's noise."""
-        return self.variance
-
-    @property
-    def sum_variance(self) -> float:
-        """The variance of the whole noise."""
-        return float(self.variance * self.contributors)
-
-    @property
-    def l1_bound(self) -> Fraction:
-        """A bound on the L1 norm of a client's vector."""
-        return self.l1_radius
-
-    def without(self, known: int) -> "SkellamSum | None":
-        """Return the noise left when the shares of `known` contributors are subtracted; None if nothing is."""
-        left = self.contributors - known
-        return replace(self, contributors=left) if left > 0 else None
-
-    def rdp(self, radii: int, orders: FloatArray) -> FloatArray:
-        """Return the Renyi curve for neighbors so many radii apart, at integer orders. Proof: theory.md#skellam."""
-        shift = radii * float(self.radius)
-        # An integer vector's L1 norm is at most its squared L2 norm, and at most sqrt(d) times its L2 norm.
-        l1 = min(radii * float(self.l1_radius), shift * shift, shift * math.sqrt(self.dimension))
-        total = float(self.variance) * self.contributors
-        return skellam_rdp(orders, variance=total, shift=shift, l1_shift=l1)
-
-
-@dataclass(frozen=True, slots=True)
-class ContinuousGaussian:
-    """Gaussian noise that a trusted server adds to a sum of vectors within `radius`."""
-
-    kind: ClassVar[str] = "gaussian"
-    sigma: float
-    radius: float
-
-    def __post_init__(self) -> None:
-        _check_positive(self)
-
-    @property
-    def one_variance(self) -> Fraction:
-        """The variance of the server's noise."""
-        return Fraction(self.sigma) ** 2
-
-    @property
-    def sum_variance(self) -> float:
-        """The variance of the whole noise."""
-        return self.sigma**2
-
-    @property
-    def l1_bound(self) -> Fraction:
-        """The radius: vectors of floats have no lattice."""
-        return Fraction(self.radius)
-
-    def without(self, _known: int) -> "ContinuousGaussian":
-        """Return itself: no client knows any of the noise."""
-        return self
-
-    def rdp(self, radii: int, orders: FloatArray) -> FloatArray:
-        """Return the Renyi curve for neighbors so many radii apart."""
-        return gaussian_rdp(orders, radii * float(self.radius) / self.sigma)
-
-
-@dataclass(frozen=True, slots=True)
-class BinomialSum:
-    """The sum of `contributors` centered binomials of `trials` fair coins each, around an integer center.
-
-    The radii bound the L2, L1 and largest-coordinate norm of a client's vector, in lattice steps.
-    """
-
-    kind: ClassVar[str] = "binomial"
-    trials: int
-    contributors: int
-    radius: Fraction
-    l1_radius: Fraction
-    linf_radius: Fraction
-    dimension: int
-
-    def __post_init__(self) -> None:
-        _check_positive(self)
-
-    @property
-    def one_variance(self) -> Fraction:
-        """The variance of one contributor's noise."""
-        return Fraction(self.trials, 4)
-
-    @property
-    def sum_variance(self) -> float:
-        """The variance of the whole noise."""
-        return self.trials * self.contributors / 4
-
-    @property
-    def l1_bound(self) -> Fraction:
-        """A bound on the L1 norm of a client's vector."""
-        return self.l1_radius
-
-    def without(self, known: int) -> "BinomialSum | None":
-        """Return the noise left when the shares of `known` contributors are subtracted; None if nothing is."""
-        left = self.contributors - known
-        return replace(self, contributors=left) if left > 0 else None
-
-    def rdp(self, _radii: int, _orders: FloatArray) -> FloatArray:
-        """Refuse: it composes by its own rule (theory.md#binomial)."""
-        raise ConfigError("binomial noise composes by its own rule and cannot be mixed with other noise")
-
-
-Noise = DiscreteGaussianSum | SkellamSum | ContinuousGaussian | BinomialSum
-LAWS: tuple[type[Noise], ...] = get_args(Noise)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     """One unmasked sum: the event that is accounted for, with all that its privacy cost depends on.
@@ -340,13 +159,6 @@ def check_unit(unit: Unit, adjacency: Adjacency, sampling: CohortSampling, batch
         )
 
 
-def _check_positive(law: "Noise") -> None:
-    for item in fields(law):
-        name, value = item.name, getattr(law, item.name)
-        if not (value > 0 and math.isfinite(value)):
-            raise ConfigError(f"{name} must be positive and finite, got {value}")
-
-
 @dataclass(frozen=True, slots=True)
 class RunReleases:
     """The releases of one run, equal ones counted together."""
@@ -354,9 +166,8 @@ class RunReleases:
     sampling: CohortSampling
     noises: tuple[tuple[Noise, int], ...]  # and how often each was released
     max_participations: int  # how often one client contributes before it sends zeros
-    blocks: int = (
-        1  # of a partition that one client is known to be in: more if participants show that one came again
-    )
+    # Blocks of a partition that one client is known to be in: more if participants show that one came again.
+    blocks: int = 1
     batches: BatchSampling | None = None  # how records were drawn inside each silo, where the unit is a record
 
     @property

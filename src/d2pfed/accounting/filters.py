@@ -11,13 +11,21 @@ from functools import lru_cache
 
 import numpy as np
 
-from d2pfed.accounting.amplification import cap_excess, is_amplified, record_pairs, sampled_gaussians
+from d2pfed.accounting.amplification import cap_excess, is_amplified, record_pairs, sampled_pairs
 from d2pfed.accounting.composition import composed, filtered_epsilon, has_gaussian
-from d2pfed.accounting.events import BinomialSum, Noise, Release, RunReleases, Sampling
-from d2pfed.accounting.gaussian import SampledGaussian
-from d2pfed.accounting.losses import LossPmf, dominate, mass_outside, profile_bounds, tail_epsilon
+from d2pfed.accounting.events import Release, RunReleases, Sampling
+from d2pfed.accounting.laws import BinomialSum, Noise
+from d2pfed.accounting.losses import (
+    COARSE,
+    FINE,
+    LossPmf,
+    PrivacyLossDistribution,
+    dominate,
+    mass_outside,
+    profile_bounds,
+)
 from d2pfed.accounting.observers import Observer, View, check_releases, runs_epsilon, without_known_noise
-from d2pfed.accounting.pld import COARSE, FINE, PrivacyLossDistribution
+from d2pfed.accounting.profiles import DominatingPair, tail_epsilon
 from d2pfed.accounting.rdp import FloatArray, check_delta
 from d2pfed.errors import ConfigError
 
@@ -27,22 +35,19 @@ _WIDEST = 1 << 18  # grid points
 _MOST_UNITS = 1 << 17  # that one plan may cost
 _SMALLEST_SLACK = 1e-12  # below it domination cannot be distinguished from rounding
 
-Counts = Mapping[SampledGaussian, int]
+Counts = Mapping[DominatingPair, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRound:
-    """The discrete losses of one round, whose products are what a budget is counted in.
+    """The discrete losses of one round, whose products are what a budget is counted in."""
 
-    The unit is this discrete pair itself, so nothing is lost when profiles are compared with its products.
-    """
-
-    pair: SampledGaussian
+    pair: DominatingPair
     step: float
     tail: float
 
     @staticmethod
-    def of(pair: SampledGaussian, rounds: int, delta: float) -> "ReferenceRound":
+    def of(pair: DominatingPair, rounds: int, delta: float) -> "ReferenceRound":
         """Return the unit for budgets of about so many rounds."""
         tail = max(delta * _TAIL / rounds, 1e-300)
         return ReferenceRound(pair, tail_epsilon(pair.forward, tail) / _POINTS, tail)
@@ -51,18 +56,15 @@ class ReferenceRound:
         """Return epsilon of fixed releases and so many units, with the slack of surrogates."""
         counts = dict(fixed)
         counts[self.pair] = counts.get(self.pair, 0) + units
-        costs = [
-            (PrivacyLossDistribution(((*self._losses(pair), 1),), 0.0), count)
+        total = composed(
+            (PrivacyLossDistribution(((*_losses(self, pair), 1),), 0.0), count)
             for pair, count in counts.items()
             if count
-        ]
-        total = composed(costs)
+        )
         return PrivacyLossDistribution(total.pmfs, slack).epsilon(delta)
 
     def units(self, plan: Counts, slack: float) -> int | None:
-        """Return a number of units, about the least, whose product plus `slack` is nowhere below the plan's profile.
-
-        None if no reasonable number is enough, or if the slack is too small to tell.
+        """Return about the least number of units whose product plus `slack` is nowhere below the plan's profile.
 
         Guarantee: both orders, every epsilon. Proof: theory.md#filters. Checked: test_accounting_filters.py.
         """
@@ -70,9 +72,9 @@ class ReferenceRound:
         if usable < _SMALLEST_SLACK:
             return None
         needed = 1
-        own = self._losses(self.pair)
+        own = _losses(self, self.pair)
         for order in (0, 1):
-            pmfs = [(self._losses(pair)[order], count) for pair, count in plan.items()]
+            pmfs = [(_losses(self, pair)[order], count) for pair, count in plan.items()]
             found = self._least(pmfs, own[order], usable, needed)
             if found is None:
                 return None
@@ -113,13 +115,10 @@ class ReferenceRound:
             width *= 2
         return None
 
-    def _losses(self, pair: SampledGaussian) -> tuple[LossPmf, LossPmf]:
-        return _discrete(pair, self.step, self.tail)
-
 
 @lru_cache(maxsize=64)
-def _discrete(pair: SampledGaussian, step: float, tail: float) -> tuple[LossPmf, LossPmf]:
-    return dominate(pair.forward, pair.backward, step, tail)
+def _losses(reference: ReferenceRound, pair: DominatingPair) -> tuple[LossPmf, LossPmf]:
+    return dominate(pair.forward, pair.backward, reference.step, reference.tail)
 
 
 # Shares of delta, fixed before anything is seen, once there is more than what was declared.
@@ -162,11 +161,11 @@ class FilterDecision:
     """What a privacy filter decides about some plans."""
 
     admitted: bool  # whether all of them are within the budget, whatever was chosen from outputs
+    composed_epsilon: float  # of exactly these plans; of more than one it holds on the `CONDITION` only
     units: tuple[
         int, ...
-    ]  # what each was charged in rounds of the reference, declared ones first; empty without one
-    budget_units: int  # the budget in the same units; 0 where there is no reference
-    composed_epsilon: float  # of exactly these plans; of more than one it holds on the `CONDITION` only
+    ] = ()  # what each cost in rounds of the reference, declared ones first; empty without one
+    budget_units: int = 0  # the budget in the same units; 0 where there is no reference
     reason: str = ""  # why the last plan is refused; empty if it is admitted
 
 
@@ -194,10 +193,14 @@ class Filter:
         """
         check_delta(self.delta)
         if not plans:
-            return FilterDecision(admitted=True, units=(), budget_units=0, composed_epsilon=0.0)
+            return FilterDecision(admitted=True, composed_epsilon=0.0)
         fixed = self.declared or (plans[0],)
         check_releases([plan.release for plan in (*fixed, *plans)])
-        later = _beyond(plans, fixed)
+        unused, later = Counter(fixed), []
+        for plan in plans:
+            unused[plan] -= 1
+            if unused[plan] < 0:  # not fixed beforehand; in their order, so that no cost changes afterwards
+                later.append(plan)
         exact = self._composed(plans)
         if not later:
             whole = exact if len(fixed) == len(plans) else self._composed(fixed)
@@ -206,9 +209,14 @@ class Filter:
 
     def _filtered(self, fixed: Sequence[PlanCost], later: Sequence[PlanCost], exact: float) -> FilterDecision:
         """Return the answer where something was chosen after outputs: one of two rules must admit all of it."""
+        is_released = self.observer.view is View.RELEASED
+        amplified = [
+            plan.release.batches is not None or (is_released and is_amplified(plan.release.sampling))
+            for plan in fixed
+        ]
         # Whether a round of the first plan can be the unit of the budget.
-        if not (self._amplifies(fixed[0]) and all(self._parts(plan) is not None for plan in fixed)):
-            if any(self._amplifies(plan) for plan in fixed):
+        if not (amplified[0] and all(self._parts(plan) is not None for plan in fixed)):
+            if any(amplified):
                 return self._verdict(self._basic(fixed, later, self.delta), exact)
             delta = (1 - _BASIC_SHARE) * self.delta
             admitted = self._known(fixed, later, delta) or self._basic(fixed, later, self.delta - delta)
@@ -219,16 +227,10 @@ class Filter:
 
     def _verdict(self, admitted: bool, exact: float) -> FilterDecision:  # noqa: FBT001 - an answer, not an option
         if admitted:  # the budget holds, and so it does for what the grid of the composition rounded up
-            return FilterDecision(
-                admitted=True, units=(), budget_units=0, composed_epsilon=min(exact, self.epsilon)
-            )
+            return FilterDecision(admitted=True, composed_epsilon=min(exact, self.epsilon))
+        budget = f"the budget of epsilon {self.epsilon:g} at delta {self.delta:g} against {self.observer}"
         return FilterDecision(
-            admitted=False,
-            units=(),
-            budget_units=0,
-            composed_epsilon=exact,
-            reason=f"the budget of epsilon {self.epsilon:g} at delta {self.delta:g} against {self.observer} does "
-            "not hold this run as well",
+            admitted=False, composed_epsilon=exact, reason=f"{budget} does not hold this run as well"
         )
 
     def _composed(self, plans: Sequence[PlanCost]) -> float:
@@ -247,20 +249,13 @@ class Filter:
             total += math.inf if found is None else found[0]
         return total
 
-    def _amplifies(self, plan: PlanCost) -> bool:
-        """Return whether a plan's releases are amplified for the observer."""
-        if plan.release.batches is not None:
-            return True
-        return self.observer.view is View.RELEASED and is_amplified(plan.release.sampling)
-
-    def _parts(self, plan: PlanCost) -> Counter[SampledGaussian] | None:
+    def _parts(self, plan: PlanCost) -> Counter[DominatingPair] | None:
         """Return the Gaussians that stand for a plan's releases, for the observer; None if there are none."""
         run = without_known_noise(plan.run, self.observer)
         if run is None or not has_gaussian(run.noises[0][0], _SMOOTHED):
             return None
-        if run.batches is not None:
-            return record_pairs([run], plan.release.adjacency, _SMOOTHED)
-        return sampled_gaussians([run], plan.release.adjacency, _SMOOTHED)
+        pairs = sampled_pairs if run.batches is None else record_pairs
+        return Counter(pairs([run], plan.release.adjacency, _SMOOTHED))
 
     def _counted(self, fixed: Sequence[PlanCost], later: Sequence[PlanCost]) -> tuple[tuple[int, ...], int] | None:
         """Return what each plan costs in rounds of the first one, and the budget in these; None if it is too much."""
@@ -289,7 +284,7 @@ class Filter:
         most = self._most(reference, others, sum(units))
         return (tuple(units), most) if surrogates <= _SURROGATE_SLACK and most else None
 
-    def _most(self, reference: ReferenceRound, others: Counter[SampledGaussian], needed: int) -> int:
+    def _most(self, reference: ReferenceRound, others: Counter[DominatingPair], needed: int) -> int:
         """Return how many units the budget holds beside other declared kinds, to one per cent; 0 if too few."""
         surrogates = math.exp(-_SURROGATE_SLACK)
         delta = ((1 - _BASIC_SHARE) * surrogates - _SLACK_SHARE) * self.delta / surrogates
@@ -328,9 +323,7 @@ class Filter:
 
 
 def milestones(plan: PlanCost, stops: Sequence[int], observer: Observer, delta: float) -> tuple[float, ...]:
-    """Return what a run may print if it stops by one of these numbers of attempts, fixed before it began.
-
-    A run that stops, whatever it saw, prints the epsilon of the first stop that it did not pass.
+    """Return what a run prints that stops, whatever it saw, by one of these numbers of attempts fixed beforehand.
 
     Guarantee: the printed epsilon holds at `delta`. Proof: theory.md#filters.
     Checked: test_accounting_games.py::test_milestones_at_their_shares_of_delta_hold_and_at_full_delta_do_not.
@@ -339,17 +332,6 @@ def milestones(plan: PlanCost, stops: Sequence[int], observer: Observer, delta: 
         raise ConfigError(f"stops must be increasing and in [1, attempts = {plan.attempts}], got {tuple(stops)}")
     rule = Filter(math.inf, delta / len(stops), observer)
     return tuple(rule.charge([replace(plan, attempts=stop)]).composed_epsilon for stop in stops)
-
-
-def _beyond(plans: Sequence[PlanCost], fixed: Sequence[PlanCost]) -> list[PlanCost]:
-    """Return the plans that were not fixed beforehand, in their order, so that no cost changes afterwards."""
-    left, later = Counter(fixed), []
-    for plan in plans:
-        if left[plan] > 0:
-            left[plan] -= 1
-        else:
-            later.append(plan)
-    return later
 
 
 def _kappa(plan: PlanCost) -> float:

@@ -7,15 +7,18 @@ delta is.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from d2pfed.accounting.profiles import DominatingPair, Profile, tail_epsilon
 from d2pfed.accounting.rdp import FloatArray
 
-Profile = Callable[[FloatArray], FloatArray]  # delta as a function of epsilon, for epsilon >= 0
-
+COARSE, FINE = 1 << 11, 1 << 14  # positive grid points of one release's losses
+_TAIL_SHARE = 1e-6  # of delta: what cutting tails may use up
+_SMALLEST_TAIL = 1e-300  # below it profiles leave the range of doubles
+_FINEST_STEP = 1e-12
 _PROFILE_GUARD = 1e-10  # relative: more than the rounding of a profile that does not round itself up
 _ROUNDING = 2.0**-52
 _DECAY = 16.0  # exponent within one block of a sum
@@ -51,8 +54,15 @@ def dominate(forward: Profile, backward: Profile | None, step: float, tail: floa
     behind = ahead if backward is None else _positive(backward, step, tail)
     # Both orders are raised by the same factor, so that each stays the mirror image of the other.
     factor = 1 + max(ahead.short, behind.short)
-    one = _join(ahead, behind, step, factor)
-    return one, one if backward is None else _join(behind, ahead, step, factor)
+
+    def joined(ahead: _Side, behind: _Side) -> LossPmf:
+        positive, infinite = ahead.masses * factor, ahead.infinite * factor
+        negative = behind.masses * factor * np.exp(-step * np.arange(1, len(behind.masses) + 1))
+        center = max(0.0, 1 - infinite - float(positive.sum()) - float(negative.sum())) + 4 * _ROUNDING
+        return LossPmf(step, -len(behind.masses), np.concatenate([negative[::-1], [center], positive]), infinite)
+
+    one = joined(ahead, behind)
+    return one, one if backward is None else joined(behind, ahead)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,14 +90,6 @@ def _positive(profile: Profile, step: float, tail: float) -> _Side:
     return _Side(masses, float(delta[-1]), max(0.0, float(missing.max(initial=0.0))) + 4 * top * _ROUNDING)
 
 
-def _join(ahead: _Side, behind: _Side, step: float, factor: float) -> LossPmf:
-    positive = ahead.masses * factor
-    negative = behind.masses * factor * np.exp(-step * np.arange(1, len(behind.masses) + 1))
-    infinite = ahead.infinite * factor
-    center = max(0.0, 1 - infinite - float(positive.sum()) - float(negative.sum())) + 4 * _ROUNDING
-    return LossPmf(step, -len(behind.masses), np.concatenate([negative[::-1], [center], positive]), infinite)
-
-
 def decayed_sums(masses: FloatArray, step: float) -> FloatArray:
     """Return the sums over j >= k of mass_j exp(-(j - k) step), from positive terms alone."""
     block = max(1, int(_DECAY / step))
@@ -103,23 +105,6 @@ def decayed_sums(masses: FloatArray, step: float) -> FloatArray:
         sums[start:end] = inside + carried * np.exp(-step * np.arange(end - start, 0, -1))
         carried = float(sums[start])
     return sums
-
-
-def tail_epsilon(profile: Profile, tail: float) -> float:
-    """Return an epsilon at which the profile is at most `tail`, about the least one."""
-
-    def at(epsilon: float) -> float:
-        return float(profile(np.array([epsilon]))[0])
-
-    if at(0.0) <= tail:
-        return 0.0
-    low, high = 0.0, 1.0
-    while at(high) > tail:
-        low, high = high, 2 * high
-    while high - low > 1e-3 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if at(middle) > tail else (low, middle)
-    return high
 
 
 CountedPmfs = Sequence[tuple[LossPmf, int]]
@@ -146,7 +131,14 @@ def tilted_epsilon(pmfs: CountedPmfs, delta: float) -> float:
     if left <= 0:
         return math.inf
     log_pmfs = [_LogPmf.of(losses, count) for losses, count in pmfs]
-    slope = _slope(log_pmfs, math.log(left))
+
+    def is_below(slope: float) -> bool:
+        moments = _tilt(log_pmfs, slope)
+        # delta <= c exp(log moment - slope epsilon) with c = slope^slope / (slope + 1)^(slope + 1), whose logarithm
+        # less slope times its derivative is -log1p(slope).
+        return moments.log - slope * moments.mean - math.log1p(slope) > math.log(left)
+
+    slope = _root(is_below)  # the tilt that gives the least epsilon by moments
     if _tilt(log_pmfs, slope).mean < 0:
         slope = _root(lambda slope: _tilt(log_pmfs, slope).mean < 0)  # under which losses are 0 on average
     return _read(log_pmfs, slope, left)
@@ -175,10 +167,6 @@ class _LogPmf:
         values = losses.values[finite]
         return _LogPmf(losses, count, values, values * values, logs[finite])
 
-    def mirrored(self) -> "_LogPmf":
-        """Return the pmf of the opposite losses."""
-        return _LogPmf(self.losses, self.count, -self.values[::-1], self.squares[::-1], self.logs[::-1])
-
     def tilted(self, slope: float) -> "_Moments":
         """Return what the losses of all releases come to under masses proportional to mass exp(slope loss)."""
         exponents = slope * self.values + self.logs
@@ -203,17 +191,6 @@ def _tilt(log_pmfs: Sequence[_LogPmf], slope: float) -> _Moments:
     """Return the moments of the sum of all losses."""
     each = [pmf.tilted(slope) for pmf in log_pmfs]
     return _Moments(*(math.fsum(getattr(one, name) for one in each) for name in ("log", "mean", "variance")))
-
-
-def _slope(log_pmfs: Sequence[_LogPmf], log_delta: float) -> float:
-    """Return the tilt that gives the least epsilon by moments: delta <= c exp(log moment - slope epsilon)."""
-
-    def is_below(slope: float) -> bool:
-        moments = _tilt(log_pmfs, slope)
-        # c = slope^slope / (slope + 1)^(slope + 1); its logarithm less slope times its derivative is -log1p(slope)
-        return moments.log - slope * moments.mean - math.log1p(slope) > log_delta
-
-    return _root(is_below)
 
 
 def _root(is_below: Callable[[float], bool], precision: float = 0.02) -> float:
@@ -264,10 +241,7 @@ def _above(log_pmfs: Sequence[_LogPmf], slope: float, loss: float) -> float:
 
 
 def _convolve(log_pmfs: Sequence[_LogPmf], slope: float, size: int) -> tuple[FloatArray, float, float]:
-    """Return the tilted pmf of the sum modulo `size` steps, its rounding error in L2, and that of the masses put in.
-
-    Proof of both bounds: theory.md#numerics.
-    """
+    """Return the tilted pmf of the sum modulo `size` steps and two bounds on its error. Proof: theory.md#numerics."""
     transform, total, relative, growth, errors = np.ones(size, dtype=np.complex128), 0, 0.0, 0.0, 0.0
     per_transform = 8 * _UNIT * math.log2(size)
     for pmf in log_pmfs:
@@ -307,15 +281,18 @@ def mass_outside(pmfs: CountedPmfs, width: int) -> float:
     growth = max(0.0, _tilt(log_pmfs, 0.0).log)
     infinite = math.fsum(count * losses.infinite for losses, count in pmfs) * math.exp(growth)
     edge = width * log_pmfs[0].losses.step
-    return infinite + _tail(log_pmfs, edge) + _tail([pmf.mirrored() for pmf in log_pmfs], edge)
 
+    def tail(side: Sequence[_LogPmf]) -> float:
+        """Return the least Chernoff bound on the mass at and above the edge."""
+        if edge <= _tilt(side, 0.0).mean:
+            return 1.0
+        slope = _root(lambda slope: _tilt(side, slope).mean < edge, 0.2)
+        return math.exp(min(0.0, _tilt(side, slope).log - slope * edge))
 
-def _tail(log_pmfs: Sequence[_LogPmf], loss: float) -> float:
-    """Return the least Chernoff bound on the mass at and above a loss."""
-    if loss <= _tilt(log_pmfs, 0.0).mean:
-        return 1.0
-    slope = _root(lambda slope: _tilt(log_pmfs, slope).mean < loss, 0.2)
-    return math.exp(min(0.0, _tilt(log_pmfs, slope).log - slope * loss))
+    opposite = [
+        replace(pmf, values=-pmf.values[::-1], squares=pmf.squares[::-1], logs=pmf.logs[::-1]) for pmf in log_pmfs
+    ]
+    return infinite + tail(log_pmfs) + tail(opposite)
 
 
 def _power(base: npt.NDArray[np.complex128], count: int) -> npt.NDArray[np.complex128]:
@@ -347,3 +324,44 @@ def _crossing(losses: FloatArray, profile: FloatArray, wanted: float) -> float:
     before, step = float(profile[first - 1]), float(losses[first] - losses[first - 1])
     share = (before - wanted) / (before - float(profile[first]))
     return max(0.0, float(losses[first - 1]) + math.log1p(share * math.expm1(step))) * (1 + 1e-12)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrivacyLossDistribution:
+    """A composed privacy loss distribution, kept as its factors until epsilon is asked for."""
+
+    # The losses of both orders of each release, and how often it occurs.
+    pmfs: tuple[tuple[LossPmf, LossPmf, int], ...]
+    slack: float  # of all surrogates inside them
+
+    def times(self, count: int) -> "PrivacyLossDistribution":
+        """Return the cost of so many equal releases."""
+        pmfs = tuple((forward, backward, count * times) for forward, backward, times in self.pmfs)
+        return PrivacyLossDistribution(pmfs, count * self.slack)
+
+    def __add__(self, other: "PrivacyLossDistribution") -> "PrivacyLossDistribution":
+        return PrivacyLossDistribution(self.pmfs + other.pmfs, self.slack + other.slack)
+
+    def epsilon(self, delta: float, kappa: float = 0.0) -> float:
+        """Return epsilon at `delta`, of which `kappa` is used up; it errs upwards. Proof: theory.md#numerics."""
+        left = delta * math.exp(-self.slack) - kappa
+        if left <= 0:
+            return math.inf
+        epsilon = tilted_epsilon([(forward, count) for forward, _, count in self.pmfs], left)
+        if any(backward is not forward for forward, backward, _ in self.pmfs):
+            epsilon = max(epsilon, tilted_epsilon([(backward, count) for _, backward, count in self.pmfs], left))
+        return epsilon + 2 * self.slack
+
+
+def loss_distributions(
+    pairs: Sequence[tuple[DominatingPair, int]], delta: float, points: int
+) -> list[tuple[PrivacyLossDistribution, int]]:
+    """Return the loss distributions, which dominate in both orders, on one grid. Proof: theory.md#numerics."""
+    tail = max(delta * _TAIL_SHARE / sum(count for _, count in pairs), _SMALLEST_TAIL)
+    widths = [tail_epsilon(pair.forward, tail) for pair, _ in pairs]
+    step = max(min(widths) / points, max(widths) / (16 * points), _FINEST_STEP)
+    costs = []
+    for pair, count in pairs:
+        forward, backward = dominate(pair.forward, pair.backward, step, tail)
+        costs.append((PrivacyLossDistribution(((forward, backward, 1),), pair.slack), count))
+    return costs

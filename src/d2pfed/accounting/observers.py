@@ -12,29 +12,25 @@ from d2pfed.accounting.amplification import is_amplified, record_runs_epsilon, s
 from d2pfed.accounting.composition import (
     AdditiveCost,
     Amplification,
-    Method,
     NoiseCost,
-    binomial_total_epsilon,
     composed,
     costliest_choice,
     filtered_epsilon,
-    gaussian_total_epsilon,
     method_for,
-    rdp_total_epsilon,
+    total_epsilon,
 )
 from d2pfed.accounting.events import (
     Adjacency,
     BatchSampling,
     CohortSampling,
-    ContinuousGaussian,
-    Noise,
     Release,
     RunReleases,
     Sampling,
     Unit,
     releases_by_run,
 )
-from d2pfed.accounting.pld import COARSE, FINE
+from d2pfed.accounting.laws import ContinuousGaussian, Noise
+from d2pfed.accounting.losses import COARSE, FINE
 from d2pfed.accounting.rdp import check_delta, sparse_orders
 from d2pfed.errors import ConfigError
 
@@ -145,38 +141,45 @@ def _account(
         raise ConfigError(f"max_participations must be at least 1, got {max_participations}")
     check_releases(releases)
     runs = releases_by_run(releases, max_participations)
+    found = runs_epsilon(runs, releases[0].adjacency, observer, delta, points)
+    epsilon, accountant, amplified = found or (math.inf, "none", True)
+    told = SERVER if observer.view is View.RELEASED and not amplified else observer
     kinds = dict.fromkeys((run.sampling, run.batches) for run in runs)
-    result = Guarantee(
-        epsilon=math.inf,
+    return Guarantee(
+        epsilon=epsilon,
         delta=delta,
         observer=observer,
         unit=releases[0].unit,
         adjacency=releases[0].adjacency,
-        sampling="; ".join(_describe(*kind, observer) for kind in kinds),
+        sampling="; ".join(_describe(*kind, told) for kind in kinds),
         max_participations=max_participations,
-        accountant="none",
+        accountant=accountant,
+        reason="" if found else f"a release has no noise that is unknown to {observer}",
     )
-    found = runs_epsilon(runs, result.adjacency, observer, delta, points)
-    if found is None:
-        return replace(result, reason=f"a release has no noise that is unknown to {observer}")
-    epsilon, accountant, amplified = found
-    result = replace(result, epsilon=epsilon, accountant=accountant)
-    if amplified or observer.view is not View.RELEASED:
-        return result
-    return replace(result, sampling="; ".join(_describe(*kind, SERVER) for kind in kinds))
 
 
 def runs_epsilon(
     runs: Sequence[RunReleases], adjacency: Adjacency, observer: Observer, delta: float, points: int
 ) -> tuple[float, str, bool] | None:
     """Return epsilon, the accountant, and whether amplification helped; None if the observer knows all of a noise."""
-    known = [without_known_noise(run, observer) for run in runs]
-    exposed = [run for run in known if run is not None]
-    if len(exposed) < len(known):
+    exposed = [left for run in runs if (left := without_known_noise(run, observer)) is not None]
+    if len(exposed) < len(runs):
         return None
     if any(run.batches is not None for run in exposed):
         return (*record_runs_epsilon(exposed, adjacency, delta, points), True)
-    plain = _unamplified_epsilon(exposed, adjacency, delta)
+    # A client may be known to take part in the costliest releases of each run, up to its cap.
+    noises = list({noise for run in exposed for noise, _ in run.noises})
+    most = sum(min(run.max_participations, run.count) for run in exposed)
+    method = method_for(noises, most)
+
+    def total(noise_cost: NoiseCost, _amplify: Amplification) -> AdditiveCost:
+        costs = {noise: noise_cost(noise, adjacency.radii) for noise in noises}
+        return composed(
+            (costliest_choice([(costs[noise], count) for noise, count in run.noises], run.max_participations), 1)
+            for run in exposed
+        )
+
+    plain = total_epsilon(method, total, delta, most, sparse_orders), str(method)
     if observer.view is View.RELEASED:
         # This view is a function of one that knows the cohorts, so whatever holds there holds here.
         amplified = sampled_runs_epsilon(runs, adjacency, delta, points)
@@ -185,58 +188,35 @@ def runs_epsilon(
     return (*plain, False)
 
 
-def _unamplified_epsilon(runs: Sequence[RunReleases], adjacency: Adjacency, delta: float) -> tuple[float, str]:
-    """Return epsilon for a client that is known to take part in the costliest releases of each run, up to its cap."""
-    noises = list({noise for run in runs for noise, _ in run.noises})
-    most = sum(min(run.max_participations, run.count) for run in runs)
-    method = method_for(noises, most)
-
-    def total(noise_cost: NoiseCost, _amplify: Amplification) -> AdditiveCost:
-        costs = {noise: noise_cost(noise, adjacency.radii) for noise in noises}
-        return composed(
-            (costliest_choice([(costs[noise], count) for noise, count in run.noises], run.max_participations), 1)
-            for run in runs
-        )
-
-    if method is Method.BINOMIAL:
-        return binomial_total_epsilon(total, delta, most), method
-    if method is Method.GAUSSIAN:
-        return gaussian_total_epsilon(total, delta, most), method
-    return rdp_total_epsilon(total, delta, sparse_orders), method
-
-
 def without_known_noise(run: RunReleases, observer: Observer) -> RunReleases | None:
     """Return the run with the noise that the observer does not know; None if some release has none."""
-    left = [(_unknown_noise(noise, observer), count) for noise, count in run.noises]
-    noises = [(noise, count) for noise, count in left if noise is not None]
-    return replace(run, noises=tuple(noises)) if len(noises) == len(left) else None
-
-
-def _unknown_noise(noise: Noise, observer: Observer) -> Noise | None:
-    """Return the noise that the observer does not know; None if there is none."""
-    if isinstance(noise, ContinuousGaussian):
-        # The server adds this noise itself, so every observer with the server's view knows it.
-        return noise if observer.view in {View.RELEASED, View.CLIENT} else None
-    if observer.view is View.ALONE:
-        # A single contributor is a seed that all share.
-        return noise.without(max(1, noise.contributors - 1))
     known = {View.CLIENT: 1, View.COLLUDING: observer.colluders}.get(observer.view, 0)
-    return noise.without(known)
+    noises: list[tuple[Noise, int]] = []
+    for noise, count in run.noises:
+        left: Noise | None
+        if isinstance(noise, ContinuousGaussian):
+            # The server adds this noise itself, so every observer with the server's view knows it.
+            left = noise if observer.view in {View.RELEASED, View.CLIENT} else None
+        elif observer.view is View.ALONE:
+            left = noise.without(max(1, noise.contributors - 1))  # a single contributor is a seed that all share
+        else:
+            left = noise.without(known)
+        if left is None:
+            return None
+        noises.append((left, count))
+    return replace(run, noises=tuple(noises))
 
 
 def check_releases(releases: Sequence[Release]) -> None:
     """Refuse releases that do not make one account."""
     if not releases:
         raise ConfigError("there must be at least one release to account for")
-    first = releases[0]
-    for release in {id(release): release for release in releases}.values():
-        if (release.unit, release.adjacency) != (first.unit, first.adjacency):
-            raise ConfigError("all releases of one account must have the same unit and adjacency")
-        if release.max_silos != first.max_silos:
-            raise ConfigError(
-                f"all releases of one account must have the same max_silos, got {first.max_silos} and "
-                f"{release.max_silos}"
-            )
+    distinct = {id(release): release for release in releases}.values()
+    if len({(release.unit, release.adjacency) for release in distinct}) > 1:
+        raise ConfigError("all releases of one account must have the same unit and adjacency")
+    silos = {release.max_silos for release in distinct}
+    if len(silos) > 1:
+        raise ConfigError(f"all releases of one account must have the same max_silos, got {sorted(silos)}")
 
 
 def _describe(sampling: CohortSampling, batches: BatchSampling | None, observer: Observer) -> str:
@@ -244,10 +224,8 @@ def _describe(sampling: CohortSampling, batches: BatchSampling | None, observer:
         person = f", a person in up to {batches.max_silos} silos" if batches.max_silos > 1 else ""
         if batches.rate == 1:
             return f"all records of {sampling.population} silos, not amplified{person}"
-        return (
-            f"each record of {sampling.population} silos by a secret coin of {float(batches.rate):.4g}, amplified"
-            f"{person}"
-        )
+        coin = f"by a secret coin of {float(batches.rate):.4g}, amplified{person}"
+        return f"each record of {sampling.population} silos {coin}"
     drawn = f"{sampling.cohort_size} of {sampling.population}, {sampling.method}"
     is_drawn = sampling.method is not Sampling.NONE and sampling.cohort_size < sampling.population
     if observer.view is View.COLLUDING and is_drawn:

@@ -23,10 +23,7 @@ def check_delta(delta: float) -> None:
 
 
 def mironov_conversion(orders: FloatArray, renyi: FloatArray, delta: float) -> FloatArray:
-    """Return epsilon by Mironov's conversion at each order; the published one, never below `tight`.
-
-    Proof: theory.md#conversions.
-    """
+    """Return epsilon by Mironov's conversion at each order; never below the tight one. Proof: theory.md#conversions."""
     return renyi + math.log(1 / delta) / (orders - 1)
 
 
@@ -65,10 +62,7 @@ def real_orders(top: int) -> FloatArray:
 def least_epsilon(
     curve: Callable[[FloatArray], FloatArray], grid: Callable[[int], FloatArray], delta: float, convert: Conversion
 ) -> tuple[float, float]:
-    """Return the least epsilon over the grid's orders, and the order that gives it.
-
-    The grid grows until the best order is below its last one.
-    """
+    """Return the least epsilon over a grid of orders that grows until the best is inside it, and that order."""
     top, limit = 64, _DENSE_LIMIT if grid is dense_orders else _SPARSE_LIMIT
     while True:
         orders = grid(top)
@@ -80,10 +74,7 @@ def least_epsilon(
 
 
 def theta_tail(width: float) -> float:
-    """Return eta(v) = 2 sum_{m >= 1} exp(-2 pi^2 v^2 m^2), which bounds how a lattice Gaussian's mass varies.
-
-    The sum is cut after two terms and the geometric rest added, so it errs upwards.
-    """
+    """Return eta(v) = 2 sum_{m >= 1} exp(-2 pi^2 v^2 m^2): two terms and the geometric rest, so it errs upwards."""
     v = max(width, 0.1)  # there it is above 2 already, and nothing is claimed from 1 on
     q = math.exp(-2 * math.pi**2 * v * v)
     return 2 * (q + q**4 / (1 - q**5))
@@ -105,35 +96,8 @@ def gaussian_rdp(orders: FloatArray, ratio: float) -> FloatArray:
 
 @lru_cache(maxsize=256)  # a sum over all contributors, asked again for every release and every step of a search
 def sum_gap(sigma: float, contributors: int) -> float:
-    """Return tau', the max-divergence per coordinate between a sum of discrete Gaussians and a single one.
-
-    Guarantee: holds in both directions for any real centers. Proof: theory.md#sums.
-    """
+    """Return tau', the max-divergence per coordinate of a sum of discrete Gaussians from one. Proof: theory.md#sums."""
     return math.fsum(two_sided(theta_tail(sigma * math.sqrt(k / (k + 1)))) for k in range(1, contributors))
-
-
-def real_centered_sum_rdp(
-    orders: FloatArray, *, sigma: float, contributors: int, shift: float, dimension: int
-) -> FloatArray:
-    """Return the curve of a sum of discrete Gaussians around real centers that are `shift` apart in L2.
-
-    Guarantee: an upper bound for every real center and every order above 1. Proof: theory.md#sums.
-    """
-    ratio = shift / (sigma * math.sqrt(contributors))
-    one = orders / (orders - 1) * two_sided(theta_tail(sigma * math.sqrt(contributors)))
-    gap = (2 * orders - 1) / (orders - 1) * sum_gap(sigma, contributors)
-    return gaussian_rdp(orders, ratio) + dimension * (one + gap)
-
-
-def skellam_rdp(orders: FloatArray, *, variance: float, shift: float, l1_shift: float) -> FloatArray:
-    """Return the curve of Skellam noise of the given total variance under integer shifts, at integer orders.
-
-    Guarantee: Agarwal, Kairouz and Liu 2021. Proof: theory.md#skellam. Checked: test_accounting_rdp.py
-    against exact divergences.
-    """
-    square = shift * shift
-    extra = ((2 * orders - 1) * square + 6 * l1_shift) / (4 * variance**2)
-    return orders * square / (2 * variance) + np.minimum(extra, 3 * l1_shift / (2 * variance))
 
 
 # Above this order the table of exact moments costs more than it can gain; the other branch of the bound remains.

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -61,22 +62,15 @@ class WeightedTrainer:
 UserTrainer = LocalTrainer | SequentialTrainer | WeightedTrainer
 
 
-def mistake(what: str, error: Exception) -> ConfigError:
-    """Return the error that says in one line what a user's own function has raised; one of ours stays as it is."""
-    return error if isinstance(error, ConfigError) else ConfigError(f"{what}: {_line(error)}")
-
-
-def try_client(trainer: UserTrainer, params: FloatVector, client: int) -> float:
-    """Train one client before anything is charged, so that a mistake shows at once; return the seconds it takes."""
-    seconds = []
-    for _ in range(2):  # the first may compile
-        start = perf_counter()
-        try:
-            list(trainer(params, (client,), 0))
-        except MISTAKES as error:
-            raise mistake(f"client {client} cannot be trained", error) from error
-        seconds.append(perf_counter() - start)
-    return min(seconds)
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Say in one line what a user's own function has raised; an error of ours stays as it is."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except MISTAKES as error:
+        raise ConfigError(f"{what}: {_line(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +82,13 @@ class _Naming:
     def __call__(self, params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector]:
         """Yield the clients' updates."""
         try:
-            yield from self.trainer(params, clients, seed)
-        except MISTAKES as error:
+            with explained("a cohort cannot be trained"):
+                yield from self.trainer(params, clients, seed)
+        except ConfigError:
             for client in clients:  # several may have been trained together
-                try:
+                with explained(f"client {client} cannot be trained"):
                     list(self.trainer(params, (client,), seed))
-                except MISTAKES as own:
-                    raise mistake(f"client {client} cannot be trained", own) from own
-            raise mistake("a cohort cannot be trained", error) from error
+            raise
 
     def __reduce__(self) -> tuple[object, ...]:
         return _named, (packed(self.trainer),)
@@ -118,10 +111,7 @@ def start_backend(
     """Start what trains clients for about so many seconds; return it and a line that says why it is that one.
 
     `trial` has the parameters and the client that workers are tried with. `is_ours`: model and clients are this
-    package's own, so this process may be forked.
-
-    Raises:
-        ConfigError: if worker processes are asked for by name and cannot be had.
+    package's own, so this process may be forked. Workers that are asked for by name and cannot be had are refused.
     """
     here = SerialBackend(_Naming(trainer))
     count = len(os.sched_getaffinity(0)) if workers is None else workers
@@ -150,15 +140,14 @@ def start_backend(
 
 def _tried_workers(trainer: UserTrainer, count: int, trial: tuple[FloatVector, int]) -> Backend | None:
     """Start workers and try one before anything is charged; one that cannot load what it was sent would drop out."""
-    backend, answer = None, None
-    try:
+    backend = None
+    with suppress(ConfigError, OSError):  # no worker is left, or one ended before it had all
         backend = ProcessBackend(_Naming(trainer), count, "forkserver", use_one_thread)
-        answer = next(backend.train(trial[0], (trial[1],), 0))
-    except (ConfigError, OSError):  # no worker is left, or one ended before it had all
-        answer = None
-    if backend is not None and answer is None:
+        if next(backend.train(trial[0], (trial[1],), 0)) is not None:
+            return backend
+    if backend is not None:
         backend.close()
-    return None if answer is None else backend
+    return None
 
 
 def backend_for(job: "Job", options: RunOptions) -> tuple[Backend, str]:
@@ -167,31 +156,31 @@ def backend_for(job: "Job", options: RunOptions) -> tuple[Backend, str]:
     if plan is not None and plan.unit is Unit.RECORD:
         if name in (BackendName.PROCESSES, BackendName.RAY):
             raise ConfigError("worker processes cannot be used with the unit record: its silos share chunks")
-        try:
+        with explained("gradients cannot be taken record by record"):
             tried = RecordTrainer(job.model, job.clients, job.groups).tried(params, plan.divisor)
-        except MISTAKES as error:
-            raise mistake("gradients cannot be taken record by record", error) from error
         how = (
             f"{tried.chunk} at once" if tried.chunk > 1 else "one by one, as they depend on their place in a chunk"
         )
         return Silos(tried), f"Records are processed {how}, each clipped by itself."
     trainer: UserTrainer
+    client, is_ours, seconds = 0, not isinstance(job.clients, UserClients), math.inf
     if isinstance(job.clients, UserClients):
         client, _ = job.clients.first()
-        try:
+        with explained(f"client {client} cannot be trained"):
             trainer = trainer_for(job.model, job.clients, job.details.local)
-        except MISTAKES as error:
-            raise mistake(f"client {client} cannot be trained", error) from error
     else:
-        client = 0
         trainer = job.trainer().choose(params, range(job.clients.population))
     if job.weights is not None:
         trainer = WeightedTrainer(trainer, job.weights)
-    is_ours, seconds = not isinstance(job.clients, UserClients), math.inf
     if is_ours and plan is not None and name is not BackendName.AUTO:
         warm_up(plan, trainer, params)
     else:
-        seconds = try_client(trainer, params, client) * job.sampling.cohort_size * job.settings.rounds
+        for _ in range(2):  # the first may compile
+            start = perf_counter()
+            with explained(f"client {client} cannot be trained"):
+                list(trainer(params, (client,), 0))
+            seconds = min(seconds, perf_counter() - start)
+        seconds *= job.sampling.cohort_size * job.settings.rounds
     return start_backend(
         name,
         trainer,

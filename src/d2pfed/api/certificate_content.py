@@ -2,7 +2,6 @@
 
 import math
 import platform
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from hashlib import sha256
@@ -39,7 +38,7 @@ _UNITS = {
     Unit.CLIENT: "everything that one client holds and contributes, in all rounds of a run",
     Unit.RECORD: "one record of a silo, or all rows of one owner in it where groups are given, in all rounds of a run",
 }
-_NEIGHBOURS = {
+_NEIGHBORS = {
     Adjacency.REPLACE_ONE: "a unit's contributions are any others within the clip; it adds its noise in both worlds",
     Adjacency.ZERO_OUT: "a unit's contributions are zero; it adds its noise in both worlds",
     Adjacency.ADD_REMOVE: "a record is there or not; its silo adds its noise in both worlds",
@@ -151,34 +150,17 @@ def _coins(release: Release) -> tuple[Fraction, int]:
     return Fraction(release.sampling.cohort_size, release.sampling.population), 1
 
 
-def claim(scope: str, runs: Sequence[str], item: Guarantee) -> Json:
-    """Return one guarantee as a certificate claims it; an infinite epsilon is null."""
-    return {
-        "scope": scope,
-        "runs": list(runs),
-        "observer": str(item.observer),
-        "epsilon": float(item.epsilon) if math.isfinite(item.epsilon) else None,
-        "delta": float(item.delta),
-        "unit": item.unit.value,
-        "adjacency": item.adjacency.value,
-        "accountant": item.accountant,
-        "sampling": item.sampling,
-        "max_participations": item.max_participations,
-        "reason": item.reason,
-        "condition": CONDITIONS[scope],
-    }
-
-
 def _claims(report: RunReport | None, own: ChargedRun | None, record: LedgerRecord) -> list[Json]:
+    """Return the guarantees as a certificate claims them; an infinite epsilon is null."""
+    found: list[tuple[str, list[str], Guarantee]] = []
     if report is not None and report.plan is not None and own is not None:
-        found = [claim("run", [own.run], item) for item in guarantees(report.plan)]
+        found = [("run", [own.run], item) for item in guarantees(report.plan)]
     else:
-        found = []
         for _, begun in record.runs:
             plan = begun.plan
             for observer in dict.fromkeys((RELEASED, SERVER, CLIENT, plan.observer, ALONE)):
                 given = plan.release, plan.max_attempts, observer, plan.delta, plan.max_participations
-                found.append(claim("run", [begun.run], run_guarantee(*given)))
+                found.append(("run", [begun.run], run_guarantee(*given)))
     if len(record.runs) > 1:
         whole, last = record.found, record.runs[-1][1].plan
         together = Guarantee(
@@ -191,8 +173,24 @@ def _claims(report: RunReport | None, own: ChargedRun | None, record: LedgerReco
             max_participations=max(begun.plan.max_participations for _, begun in record.runs),
             accountant="all runs composed",
         )
-        found.append(claim("composed", [begun.run for _, begun in record.runs], together))
-    return found
+        found.append(("composed", [begun.run for _, begun in record.runs], together))
+    return [
+        {
+            "scope": scope,
+            "runs": runs,
+            "observer": str(item.observer),
+            "epsilon": float(item.epsilon) if math.isfinite(item.epsilon) else None,
+            "delta": float(item.delta),
+            "unit": item.unit.value,
+            "adjacency": item.adjacency.value,
+            "accountant": item.accountant,
+            "sampling": item.sampling,
+            "max_participations": item.max_participations,
+            "reason": item.reason,
+            "condition": CONDITIONS[scope],
+        }
+        for scope, runs, item in found
+    ]
 
 
 def statement(
@@ -203,11 +201,8 @@ def statement(
     return facts | {
         "format": FORMAT,
         "issued": issued,
-        "unit": {"name": release.unit.value, "means": _UNITS.get(release.unit, f"one {release.unit.value}")},
-        "adjacency": {
-            "name": release.adjacency.value,
-            "means": _NEIGHBOURS.get(release.adjacency, release.adjacency.value),
-        },
+        "unit": {"name": release.unit.value, "means": _UNITS[release.unit]},
+        "adjacency": {"name": release.adjacency.value, "means": _NEIGHBORS[release.adjacency]},
         "tuning": {
             "runs_on_this_ledger": len(record.runs),
             "means": "Runs that were made to choose settings and drew on this ledger are among its events. Runs over "
@@ -378,10 +373,7 @@ def ledger_facts(path: Path, record: LedgerRecord) -> Json:
         },
         "colluders": {"means": "those that the budget's observer names"},
         "dropouts": {"means": "noise is counted as that of the fewest clients that may be opened, in each event"},
-        "trust_model": {
-            "name": "distributed, by secure aggregation",
-            "means": unknown,
-        },
+        "trust_model": {"name": "distributed, by secure aggregation", "means": unknown},
         "assumptions": [
             "Every run over these clients drew on this ledger.",
             "The system's entropy and the ciphers are sound, and honest clients run the stated software.",

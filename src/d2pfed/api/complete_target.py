@@ -29,6 +29,17 @@ class Scope:
     rounds: int
     notes: tuple[str, ...]  # on what was chosen, one line each
 
+    def described(self, dimension: int) -> PrivacyTarget:
+        """Return the target; of a run in the clear one that says how it goes over its clients, and nothing else."""
+        return self.target or PrivacyTarget(
+            dimension=dimension,
+            population=self.sampling.population,
+            cohort_size=self.sampling.cohort_size,
+            rounds=self.rounds,
+            sampling=self.sampling.method,
+            spare=0,
+        )
+
 
 def scope_of(
     privacy: PrivacyTarget | Mapping[str, object] | None,
@@ -45,14 +56,14 @@ def scope_of(
     `count_units` counts the records, or groups of records, of all silos, for a target whose unit is a record.
     `is_main_job`: the clients are infimnist's own, for which rounds and cohorts are known.
     """
-    _check_counts(rounds, cohort_size)
-    if privacy is None:
-        return _in_the_clear(population, rounds, cohort_size)
-    if isinstance(privacy, PrivacyTarget):
-        asked = privacy
-    else:
+    asked = privacy if isinstance(privacy, PrivacyTarget) else None
+    if privacy is not None and asked is None:
         changes = checked_fields(PrivacyTarget, privacy, "privacy")
         asked = replace(RECORD_PRIVACY if changes.get("unit") == Unit.RECORD else DEFAULT_TARGET, **changes)
+    rounds = _count("rounds", rounds, asked, MOST_ROUNDS)
+    cohort_size = _count("cohort_size", cohort_size, asked, MOST_COHORT)
+    if asked is None:
+        return _in_the_clear(population, rounds, cohort_size)
     for name, value in (("dimension", dimension), ("population", population)):
         if getattr(asked, name) not in (None, value):
             raise ConfigError(f"the privacy target has {name} {getattr(asked, name)}, and fit finds {value}")
@@ -61,8 +72,6 @@ def scope_of(
         raise ConfigError(
             "one client cannot hide among others: split the data over clients, or state delta (population^-1.1 is 1)"
         )
-    rounds = _one_of("rounds", rounds, asked.rounds)
-    cohort_size = _one_of("cohort_size", cohort_size, asked.cohort_size)
     if is_main_job and rounds is None and cohort_size is None:
         rounds, cohort_size = MAIN_JOB["rounds"], MAIN_JOB["cohort_size"]
         asked = replace(asked, spare=MAIN_JOB["spare"] if asked.spare is None else asked.spare)
@@ -110,7 +119,9 @@ def split_population(target: PrivacyTarget, rounds: int | None, cohort_size: int
         raise ConfigError(f"rounds and cohort_size must be given, unless sampling is once, got {target.sampling}")
     population = target.population
     if rounds is not None:
-        size = population // _blocks(rounds) or population // rounds  # without a reserve, if there is none to have
+        size = (
+            population // (rounds + math.ceil(rounds / 10)) or population // rounds
+        )  # without a reserve, if there is none to have
         if size < 1:
             raise ConfigError(f"rounds must be at most the population {population} under `once`, got {rounds}")
         return rounds, size, f"Cohorts of {size:,}: {population:,} clients over {rounds:,} rounds and a reserve."
@@ -131,7 +142,8 @@ def split_population(target: PrivacyTarget, rounds: int | None, cohort_size: int
     quiet = _least_size(target, lambda size: _noise(target, size, spread) <= NOISE_TO_CLIP) or population
     most = _most_rounds(population // min(population, max(sound, LEAST_COHORT)))
     count = min(most, MANY_ROUNDS, max(LEAST_ROUNDS, _most_rounds(population // quiet)))
-    size = min(LARGEST_COHORT, population // _blocks(count) if count > 1 else population)
+    blocks = count + math.ceil(count / 10) if count > 1 else 1
+    size = min(LARGEST_COHORT, population // blocks)
     why = (
         f"{count:,} round{'s' * (count != 1)} with cohorts of {size:,} clients, each asked once: the noise of a round "
         f"is {_noise(target, size, spread):.2g} times the clip (from {quiet:,} clients on it is at most "
@@ -156,10 +168,6 @@ def _least_size(target: PrivacyTarget, holds: Callable[[int], bool]) -> int | No
     sizes = range(1, min(LARGEST_COHORT, target.population) + 1)
     at = bisect_left(sizes, 1, key=holds)
     return None if at == len(sizes) else sizes[at]
-
-
-def _blocks(rounds: int) -> int:
-    return rounds + math.ceil(rounds / 10)
 
 
 def _most_rounds(blocks: int) -> int:
@@ -192,16 +200,14 @@ def _in_the_clear(population: int, rounds: int | None, cohort_size: int | None) 
     return Scope(None, CohortSampling(method, population, cohort_size), rounds, (note,))
 
 
-def _check_counts(rounds: object, cohort_size: object) -> None:
-    for name, value, most in (("rounds", rounds, MOST_ROUNDS), ("cohort_size", cohort_size, MOST_COHORT)):
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigError(f"{name} must be a whole number or None, got {value!r}")
-        check_range(name, value, 1, most)
-
-
-def _one_of(name: str, given: int | None, stated: int | None) -> int | None:
-    if given is not None and stated is not None and given != stated:
+def _count(name: str, given: object, asked: PrivacyTarget | None, most: int) -> int | None:
+    """Return a number that `fit` is given, or that the target has; None: it is to be chosen."""
+    stated: int | None = None if asked is None else getattr(asked, name)
+    if given is None:
+        return stated
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise ConfigError(f"{name} must be a whole number or None, got {given!r}")
+    check_range(name, given, 1, most)
+    if stated not in (None, given):
         raise ConfigError(f"the privacy target has {name} {stated}, and fit is given {given}")
-    return stated if given is None else given
+    return given

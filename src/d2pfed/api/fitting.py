@@ -2,61 +2,31 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
 
-from d2pfed.accounting import Unit
 from d2pfed.api.backends import backend_for
-from d2pfed.api.complete_target import Scope, scope_of
-from d2pfed.api.job import (
-    Details,
-    Job,
-    Settings,
-    TaskEvaluator,
-    UserEvaluator,
-    array_shapes,
-    fixed_digest,
-    model_named,
-    task_named,
-)
+from d2pfed.api.job import Job, plan_job
 from d2pfed.api.progress import Watcher
 from d2pfed.api.result import FitResult, read_norms
-from d2pfed.api.settings import EarlyStop, RunOptions, Training, refuse_unknown, settings_of
-from d2pfed.errors import BudgetExceeded, ConfigError
-from d2pfed.learning import (
-    Clients,
-    LocalTraining,
-    Losses,
-    Metric,
-    Model,
-    Module,
-    RecordTrainer,
-    Task,
-    UserClients,
-    accuracy,
-    fitting,
-    one_thread,
-    user_model,
-)
+from d2pfed.api.settings import MOVED, EarlyStop, RunOptions, Training, settings_of
+from d2pfed.api.workload import workload_of
+from d2pfed.errors import BudgetExceeded, ConfigError, closest
+from d2pfed.learning import Losses, Metric, Model, Module, one_thread
 from d2pfed.ledger.files import replace_file
-from d2pfed.numerics import canonical
-from d2pfed.numerics.randomness import digest
-from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget, calibrate, describe, record_terms
+from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget, describe, record_terms
 from d2pfed.plan.bounds import check_name, check_range
 from d2pfed.plan.policy import default_refusal
-from d2pfed.runs import End, Listener, RoundRecord, Run, RunSettings
-from d2pfed.runs.plain import to_json
+from d2pfed.runs import End, Listener, RoundRecord, Run
+from d2pfed.runs.json_files import to_json
 from d2pfed.runs.report import BASELINE, Baseline, read_report
-from d2pfed.simulation import Dropouts, Fidelity
-from d2pfed.statistics.records import client_weights, positive
 from d2pfed.training import ServerOptimizer
 
 # Called with each round's record and a function that returns the module as it is after the round.
 Callback = Callable[[RoundRecord, Callable[[], Module]], object]
-MAIN_TASK = "infimnist"
 
 
 def fit(
@@ -129,11 +99,19 @@ def fit(
         >>> result.summary.rounds
         2
     """
-    refuse_unknown(unknown, [name for name in fit.__annotations__ if name not in ("unknown", "return")])
+    for name in unknown:
+        if name in MOVED:
+            raise ConfigError(f"fit has no parameter {name}: it is now {MOVED[name]}")
+        known = [each for each in fit.__annotations__ if each not in ("unknown", "return")]
+        near = "".join(f" (did you mean {each}?)" for each in closest(name, known))
+        raise ConfigError(f"fit has no parameter {name}{near}")
     options = settings_of(RunOptions, run, "run")
-    _check_seed(seed)
-    job = _planned(
-        _work(
+    if seed is not None:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ConfigError(f"seed must be a whole number, got {seed!r}")
+        check_range("seed", seed, 0, 2**63 - 1)
+    job = plan_job(
+        workload_of(
             module,
             clients,
             population=population,
@@ -145,8 +123,9 @@ def fit(
             seed=seed,
         ),
         privacy,
-        counts=(rounds, cohort_size),
-        steps=(lr, epochs, batch_size),
+        rounds=rounds,
+        cohort_size=cohort_size,
+        steps={"lr": lr, "epochs": epochs, "batch_size": batch_size},
         server=settings_of(ServerOptimizer, server, "server"),
         early_stop=early_stop,
         seed=seed,
@@ -158,269 +137,11 @@ def fit(
         raise ConfigError(f"directory must be a path, got {type(directory).__name__}")
     path = Path("runs") / job.name if directory is None else Path(directory)
     _keep_baseline(path, options.baseline)
-    with one_thread(job.model):
-        return _execute(job, path, options, _checked_callbacks(callbacks))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Work:
-    """What is trained on what: a user's module and clients, or those of a task."""
-
-    model: Model
-    clients: Clients | UserClients
-    evaluator: TaskEvaluator | UserEvaluator
-    training: Training
-    title: str
-    data: str
-    loss: str = "cross_entropy"
-    names: tuple[str, str] | None = None  # of task and model, where both can be made again by name
-    task: Task | None = field(default=None, repr=False)
-    is_main_job: bool = False
-
-    @property
-    def validation(self) -> object:
-        """The data to choose by."""
-        return self.evaluator.validation if isinstance(self.evaluator, UserEvaluator) else self.task
-
-
-def _work(
-    module: object,
-    clients: object,
-    *,
-    population: int | None,
-    held_out: tuple[object, object],
-    loss: Losses | None,
-    metrics: object,
-    training: Training,
-    options: RunOptions,
-    seed: int | None,
-) -> _Work:
-    """Return what is to be trained, with what is measured; `held_out` are validation and test data."""
-    names, task = None, clients if isinstance(clients, Task) else None
-    if isinstance(clients, str):
-        task = task_named(clients, population, options.partition, options.data)
-        if module is None or isinstance(module, str):
-            names = clients, module or fitting(task)
-    elif options.partition is not None or options.data is not None:
-        raise ConfigError("partition and data are those of a named task")
-    if task is not None and any(each is not None for each in held_out):
-        raise ConfigError("a task has validation and test data of its own: leave them out")
-    if names is not None and task is not None:
-        if loss is not None or training.forward is not None or training.step is not None:
-            raise ConfigError("a named model has its loss: give a module for a loss, forward or step of your own")
-        model = model_named(names[1], task, seed or 0)
-        module, loss = model.module, None if model.step is not None else model.losses
-        training = replace(training, forward=model.forward, step=model.step)
-    if names is None or training.trainable != "*" or training.device != "cpu":
-        model = user_model(
-            module,
-            trainable=training.trainable,
-            loss=loss,
-            forward=training.forward,
-            step=training.step,
-            device=training.device,
-        )
-    measured = _checked_metrics(metrics, model)
-    if task is None:
-        held = UserClients.of(clients, population, model.device)
-        return _Work(
-            model,
-            held,
-            UserEvaluator(model, *held_out, measured),
-            training,
-            type(module).__name__,
-            f"{held.population:,} clients",
-            _function_name(training.step or loss),
-        )
-    evaluator: TaskEvaluator | UserEvaluator = TaskEvaluator(model, task)
-    if metrics is not None:
-        evaluator = UserEvaluator(model, task.validation, task.test, measured)
-    return _Work(
-        model,
-        task.clients,
-        evaluator,
-        training,
-        type(module).__name__ if names is None else f"{names[0]}, {names[1]}",
-        task.description,
-        _function_name(training.step or loss),
-        names,
-        task,
-        clients == MAIN_TASK and population is None,
-    )
-
-
-def _checked_metrics(metrics: object, model: Model) -> Mapping[str, Metric]:
-    """Return the metrics by name: of class labels the accuracy, unless others are given."""
-    if metrics is None:
-        return {"accuracy": accuracy} if model.is_plain else {}
-    if not isinstance(metrics, Mapping) or not all(
-        isinstance(name, str) and callable(metric) for name, metric in metrics.items()
-    ):
-        raise ConfigError(f"metrics must be a dictionary of names and functions, got {type(metrics).__name__}")
-    if "loss" in metrics:
-        raise ConfigError("metrics has the name loss, which is the loss itself")
-    return metrics
-
-
-def _planned(
-    work: _Work,
-    privacy: PrivacyTarget | Mapping[str, object] | None,
-    *,
-    counts: tuple[int | None, int | None],
-    steps: tuple[float, int, int],
-    server: ServerOptimizer,
-    early_stop: object,
-    seed: int | None,
-    options: RunOptions,
-) -> Job:
-    """Return the run with its plan, every setting checked.
-
-    `counts` are the rounds and the cohort size, `steps` the clients' learning rate, epochs and batch size.
-    """
-    model, clients, training = work.model, work.clients, work.training
-    scope = scope_of(
-        privacy,
-        dimension=model.dimension,
-        population=clients.population,
-        rounds=counts[0],
-        cohort_size=counts[1],
-        count_units=lambda: RecordTrainer(model, clients, training.groups).count_all(),
-        is_main_job=work.is_main_job,
-    )
-    lr, epochs, batch_size = steps
-    local = LocalTraining(
-        optimizer=training.optimizer, lr=lr, momentum=training.momentum, epochs=epochs, batch_size=batch_size
-    )
-    if scope.target is not None and scope.target.unit is Unit.RECORD:
-        _require_one_step(local)
-        server = replace(server, lr=server.lr * local.lr)
-    elif training.groups is not None:
-        raise ConfigError("groups are for privacy with the unit record")
-    if early_stop is not None and not isinstance(early_stop, EarlyStop):
-        raise ConfigError(f"early_stop must be an EarlyStop or None, got {type(early_stop).__name__}")
-    if early_stop is not None and work.validation is None:
-        raise ConfigError("early_stop needs validation data, got none")
-    if options.ledger is not None and seed is not None and scope.target is not None:
-        raise ConfigError(
-            f"a run on a shared ledger takes its noise from the system, got seed {seed}: what repeats from a seed "
-            "protects nobody, and is not to be counted as private"
-        )
-    weights = _weights(work, scope)
-    plan = None if scope.target is None else calibrate(scope.target, training.max_weight)
-    if work.names is not None and work.task is not None:
-        settings = Settings(
-            task=work.names[0],
-            data=work.data,
-            model=work.names[1],
-            target=scope.target or _in_the_clear(scope, model.dimension),
-            local=local,
-            server=server,
-            dropouts=options.dropouts,
-            fidelity=options.fidelity,
-            seed=seed,
-            stop_is_blind=options.stop_is_blind,
-            early_stop=early_stop,
-            max_weight=training.max_weight,
-        )
-        named = Job.with_plan(settings, work.task, model, plan)
-        return replace(named, evaluator=work.evaluator, groups=training.groups, weights=weights, notes=scope.notes)
-    user_settings = RunSettings(
-        title=work.title,
-        data=work.data,
-        target=scope.target,
-        rounds=scope.rounds,
-        optimizer=server,
-        arrays=array_shapes(model),
-        seed=seed,
-        stop_is_blind=options.stop_is_blind,
-        details=Details(
-            local,
-            scope.sampling.cohort_size,
-            work.loss,
-            fixed_digest(model),
-            early_stop,
-            training.max_weight,
-            None if training.groups is None else "owner",
-            None if options.dropouts == Dropouts() else options.dropouts,
-            None if options.fidelity is Fidelity.SUM else options.fidelity,
-        ),
-    )
-    made = digest(canonical.encode(user_settings), model.initial().tobytes()).hex()[:8]
-    return Job(
-        settings=user_settings,
-        name=f"{work.title.lower()}-{made}",
-        plan=plan,
-        sampling=scope.sampling,
-        model=model,
-        clients=clients,
-        evaluator=work.evaluator,
-        groups=training.groups,
-        weights=weights,
-        notes=scope.notes,
-    )
-
-
-def _in_the_clear(scope: Scope, dimension: int) -> PrivacyTarget:
-    """Return the target that says of a run in the clear how it goes over its clients, and nothing else."""
-    return PrivacyTarget(
-        dimension=dimension,
-        population=scope.sampling.population,
-        cohort_size=scope.sampling.cohort_size,
-        rounds=scope.rounds,
-        sampling=scope.sampling.method,
-        spare=0,
-    )
-
-
-def _require_one_step(local: LocalTraining) -> None:
-    """Refuse local steps where the unit is a record, which takes one gradient of each."""
-    usual = LocalTraining(lr=local.lr)
-    for name in ("optimizer", "momentum", "epochs", "batch_size"):
-        if getattr(local, name) != getattr(usual, name):
-            raise ConfigError(
-                f"with the unit record a round is one step over a secret batch (batch_rate), got {name} "
-                f"{getattr(local, name)}; the server's momentum and Adam can be used"
-            )
-
-
-def _weights(work: _Work, scope: Scope) -> tuple[float, ...] | None:
-    """Return the clients' weights; None where all weigh alike."""
-    weights = work.training.weights
-    if weights is None:
-        return None
-    if scope.target is None:
-        raise ConfigError("weights are for private training, and privacy is None")
-    if isinstance(weights, str):
-        if weights != "examples":
-            raise ConfigError(f"weights must be examples or one number for each client, got {weights!r}")
-        weights = [float(len(work.clients.examples(client))) for client in range(work.clients.population)]
-    given = client_weights(weights, work.clients.population)
-    if not (np.isfinite(given) & (given >= 0)).all():
-        raise ConfigError("weights must be finite and at least 0")
-    positive("max_weight", work.training.max_weight)
-    return tuple(given.tolist())
-
-
-def _check_seed(seed: object) -> None:
-    if seed is None:
-        return
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ConfigError(f"seed must be a whole number, got {seed!r}")
-    check_range("seed", seed, 0, 2**63 - 1)
-
-
-def _checked_callbacks(callbacks: object) -> tuple[Callback, ...]:
-    given = (callbacks,) if callable(callbacks) else callbacks
-    if not isinstance(given, Sequence) or not all(callable(each) for each in given):
+    each_round: Any = (callbacks,) if callable(callbacks) else callbacks
+    if not isinstance(each_round, Sequence) or not all(callable(each) for each in each_round):
         raise ConfigError(f"callbacks must be functions, got {type(callbacks).__name__}")
-    return tuple(given)
-
-
-def _function_name(function: object) -> str:
-    """Return the name by which settings know a loss."""
-    if function is None:
-        return "cross_entropy"
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
+    with one_thread(job.model):
+        return _execute(job, path, options, each_round)
 
 
 def _keep_baseline(path: Path, baseline: object) -> None:
@@ -441,10 +162,9 @@ def _keep_baseline(path: Path, baseline: object) -> None:
         raise ConfigError(f"cannot use the run directory {path}: {error.strerror}") from error
 
 
-def _execute(job: Job, path: Path, options: RunOptions, callbacks: tuple[Callback, ...]) -> FitResult:
+def _execute(job: Job, path: Path, options: RunOptions, callbacks: Sequence[Callback]) -> FitResult:
     """Try everything once, start what trains the clients, train from where the run is, and say what it came to."""
-    if isinstance(job.evaluator, UserEvaluator):
-        job.evaluator.rehearse(job.model.initial())
+    job.evaluator.rehearse(job.model.initial())
     backend, line = backend_for(job, options)
     notes = (*job.notes, line)
     with (
@@ -478,7 +198,7 @@ def _execute(job: Job, path: Path, options: RunOptions, callbacks: tuple[Callbac
 
 @contextmanager
 def _watched(
-    job: Job, run: Run, notes: Sequence[str], options: RunOptions, callbacks: tuple[Callback, ...]
+    job: Job, run: Run, notes: Sequence[str], options: RunOptions, callbacks: Sequence[Callback]
 ) -> Iterator[Listener]:
     """Print what a person should know beforehand, and yield the listener of rounds: a bar and the user's callbacks."""
     watch = options.progress
@@ -500,7 +220,7 @@ def _watched(
         shown.append(f"{record.upload_bytes / 1e3:.1f} kB per client per round")
         watch.show(record.round, "  ".join(shown))
         answers = [callback(record, lambda: job.model.load(run.last_model())) for callback in callbacks]
-        return not watch.stopping and all(answer is not False for answer in answers)
+        return not watch.caught and all(answer is not False for answer in answers)
 
     with watch:
         yield listen

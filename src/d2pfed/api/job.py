@@ -1,48 +1,38 @@
-"""A simulated run: clients, model, settings and plan brought together with the driver; of `fit`, `train` and audits."""
+"""A simulated run, of `fit`, `train` and audits: what decides it, its plan, and its clients brought to the driver."""
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from importlib import import_module
-from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from d2pfed.accounting import CohortSampling, Sampling
-from d2pfed.api.backends import MISTAKES, mistake
+from d2pfed.accounting import CohortSampling, Sampling, Unit
+from d2pfed.api.complete_target import scope_of
 from d2pfed.api.result import add_norms
-from d2pfed.api.settings import EarlyStop, Mode
-from d2pfed.errors import ConfigError, needs_extra
+from d2pfed.api.settings import EarlyStop, Mode, RunOptions
+from d2pfed.api.workload import ModelEvaluator, Workload
+from d2pfed.errors import ConfigError
 from d2pfed.learning import (
     Clients,
     Examples,
     Groups,
     LocalTrainer,
     LocalTraining,
-    Metric,
     Model,
     Optimizer,
+    RecordTrainer,
     Task,
     UserClients,
-    batches_of,
-    build_model,
-    evaluate,
     fixed_content,
-    load_task,
-    measure,
-    parse_partition,
-    user_model,
 )
-from d2pfed.learning.user_clients import LabeledClients
-from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
-from d2pfed.plan import MechanismName, Plan, PrivacyTarget, RotationName, calibrate, decode_plan
+from d2pfed.plan import MechanismName, Plan, PrivacyTarget, RotationName, calibrate
 from d2pfed.plan.plan import TYPES
 from d2pfed.round import can_stand
-from d2pfed.runs import ArrayShape, Evaluator, Listener, Run, RunSettings, RunSummary, open_run
-from d2pfed.runs.plain import read_text
+from d2pfed.runs import ArrayShape, Listener, Run, RunSettings, RunSummary, open_run
+from d2pfed.runs.json_files import read_text
 from d2pfed.simulation import (
     Backend,
     ClearFederation,
@@ -52,7 +42,7 @@ from d2pfed.simulation import (
     SimulatedFederation,
     StandingFederation,
 )
-from d2pfed.simulation.rehearsal import rehearse
+from d2pfed.simulation.federation import rehearse
 from d2pfed.training import Cohorts, SecondMoment, ServerOptimizer
 
 _LATER = canonical.OMITTED_IF_NONE
@@ -116,48 +106,6 @@ _TYPES = TYPES | {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TaskEvaluator:
-    """Measures a model on a task's own data; the test data is opened once, at the end."""
-
-    model: Model
-    task: Task
-
-    def validate(self, _rounds: int, params: FloatVector) -> dict[str, float]:
-        """Return accuracy and loss on the validation data."""
-        return evaluate(self.model, params, self.task.validation)
-
-    def test(self, params: FloatVector) -> dict[str, float]:
-        """Return accuracy and loss on the test data."""
-        return evaluate(self.model, params, self.task.test())
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class UserEvaluator:
-    """Measures a model on a user's data by a user's metrics; those for the test are opened once, at the end."""
-
-    model: Model
-    validation: object = field(repr=False)
-    held_out: object = field(repr=False)
-    metrics: Mapping[str, Metric]
-
-    def validate(self, _rounds: int, params: FloatVector) -> dict[str, float]:
-        """Return the metrics on the validation data; none without such data."""
-        return measure(self.model, params, batches_of(self.validation, "validation"), self.metrics)
-
-    def test(self, params: FloatVector) -> dict[str, float]:
-        """Return the metrics on the test data; none without such data."""
-        held_out = self.held_out() if callable(self.held_out) else self.held_out
-        return measure(self.model, params, batches_of(held_out, "test"), self.metrics)
-
-    def rehearse(self, params: FloatVector) -> None:
-        """Measure one batch of the validation data, so that a mistake shows before anything is charged."""
-        try:
-            measure(self.model, params, islice(batches_of(self.validation, "validation"), 1), self.metrics)
-        except MISTAKES as error:
-            raise mistake("the validation data cannot be measured", error) from error
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A run over simulated clients that can be carried out, resumed or audited: private by a plan, or in the clear."""
@@ -167,7 +115,7 @@ class Job:
     sampling: CohortSampling
     model: Model
     clients: Clients | UserClients
-    evaluator: Evaluator
+    evaluator: ModelEvaluator
     validation: Examples | None = field(default=None, repr=False)
     groups: Groups | None = field(default=None, repr=False)
     weights: tuple[float, ...] | None = field(default=None, repr=False)
@@ -193,69 +141,19 @@ class Job:
                 arrays=array_shapes(model),
                 seed=settings.seed,
                 stop_is_blind=settings.stop_is_blind,
-                details=_Simulated(
-                    settings.task,
-                    settings.model,
-                    settings.local,
-                    settings.dropouts,
-                    settings.fidelity,
-                    settings.early_stop,
-                    settings.max_weight,
-                ),
+                details=_Simulated(**{each.name: getattr(settings, each.name) for each in fields(_Simulated)}),
             ),
             plan=plan,
             sampling=settings.target.cohort_sampling,
             model=model,
             clients=task.clients,
-            evaluator=TaskEvaluator(model, task),
+            evaluator=ModelEvaluator(model, task.validation, task.test, None),
             validation=task.validation,
-        )
-
-    @staticmethod
-    def read(run: Path, task: Callable[[str], object], model: Callable[[str, object, int], object]) -> "Job":
-        """Return the job that a run's directory was made by; its plan is the one that the run followed.
-
-        `task` and `model` make what the settings name, or the data and the module of a user. Data of another
-        description are refused.
-        """
-        file = run / "settings.json"
-        text = read_text(file)
-        try:
-            found = canonical.decode(text, _TYPES)
-        except ConfigError as error:
-            raise ConfigError(f"{file} is not of a run of `fit` or `d2pfed train`, or damaged: {error}") from error
-        details = found.details if isinstance(found, RunSettings) else None
-        if not isinstance(details, _Simulated | Details) or found.target is None:
-            raise ConfigError(
-                f"{run} is not a private run of `fit` or `d2pfed train`, whose clients can be made again"
-            )
-        if details.max_weight is not None or getattr(details, "unit", None) is not None:
-            raise ConfigError(f"the run in {run} has weights or owners of rows, which its directory does not have")
-        plan, name, network = decode_plan(read_text(run / "plan.json")), "", ""
-        if isinstance(details, _Simulated):
-            name, network = details.task, details.model
-        chosen = task(name)
-        made = model(network, chosen, found.seed or 0)
-        if isinstance(details, Details):
-            made = _same_model(made, found, details)
-        elif isinstance(made, Model) and array_shapes(made) != found.arrays:  # not all of it was trained
-            made = replace(made, trainable=tuple(array.name for array in found.arrays))
-        if not isinstance(made, Model):
-            raise ConfigError(f"a model must be a Model of d2pfed.learning, got a {type(made).__name__}")
-        clients, validation = _same_clients(chosen, found, made, run)
-        return Job(
-            settings=found,
-            plan=plan,
-            sampling=plan.sampling,
-            model=made,
-            clients=clients,
-            evaluator=UserEvaluator(made, None, None, {}),  # what is attacked is never measured
-            validation=validation,
         )
 
     def trainer(self) -> LocalTrainer:
         """Return the local training of its clients, for a backend."""
-        return LocalTrainer(self.model, self.clients, self.details.local)  # type: ignore[arg-type]
+        return LocalTrainer(self.model, self.clients, self.details.local)
 
     @property
     def details(self) -> "_Simulated | Details":
@@ -281,12 +179,16 @@ class Job:
         with closing(backend or SerialBackend(self.trainer())) as where, self.open(path, ledger) as run:
             return self.train(run, listen, where, evaluate_every=evaluate_every)
 
+    def open(self, path: Path, ledger: Path | None) -> AbstractContextManager[Run]:
+        """Open the run in its directory."""
+        return open_run(path, self.settings, self.plan, self.model.initial(), ledger=ledger)
+
     def train(self, run: Run, listen: Listener, backend: Backend, *, evaluate_every: int) -> RunSummary:
         """Train an open run, after a rehearsal of the protocol if it is new."""
         stop = self.details.early_stop
         if self.plan is None:
             clear = replace(self.clear_federation(run, backend), note_norms=partial(add_norms, run.directory.path))
-            return run.train_in_the_clear(clear, self.evaluator, listen, evaluate_every=evaluate_every, stop=stop)
+            return run.train(clear, self.evaluator, listen, evaluate_every=evaluate_every, stop=stop)
         if run.state.rounds == 0:  # once, before anybody's data is touched
             rehearse(self.plan.codec.length, self.plan.ring.bits, Entropy.system())
         if self.plan.uses_standing_keys and can_stand(self.plan):
@@ -301,12 +203,6 @@ class Job:
             return run.train(standing, self.evaluator, listen, evaluate_every=evaluate_every, stop=stop)
         private = self.federation(run, backend)
         return run.train(private, self.evaluator, listen, evaluate_every=evaluate_every, stop=stop)
-
-    @contextmanager
-    def open(self, path: Path, ledger: Path | None) -> Iterator[Run]:
-        """Open the run in its directory."""
-        with open_run(path, self.settings, self.plan, self.model.initial(), ledger=ledger) as run:
-            yield run
 
     def federation(self, run: Run, backend: Backend) -> SimulatedFederation:
         """Return the clients of a run that has a plan, whose sums are private."""
@@ -342,38 +238,105 @@ class Job:
         return Entropy.system() if seed is None else Entropy.replay(str(seed).encode())
 
 
-def task_named(name: str, population: int | None, partition: str | None, data: Path | None) -> Task:
-    """Return the task of that name, or that a user's own function MODULE:FUNCTION makes."""
-    if ":" in name:
-        made = made_by(name)
-        if not isinstance(made, Task):
-            raise ConfigError(f"{name} must return a Task of d2pfed.learning, got a {type(made).__name__}")
-        return made
-    divided = parse_partition(partition) if partition else None
-    with needs_extra("train", "mlxtend", "sklearn"):
-        return load_task(name, population=population, partition=divided, data_dir=data)
-
-
-def model_named(name: str, task: Task, seed: int) -> Model:
-    """Return the model of that name for a task, or that a user's own function MODULE:FUNCTION makes."""
-    if ":" not in name:
-        return build_model(name, task, seed=seed)
-    made = made_by(name)
-    if not isinstance(made, Model):
-        raise ConfigError(f"{name} must return a Model of d2pfed.learning, got a {type(made).__name__}")
-    return made
-
-
-def made_by(name: str) -> object:
-    """Return what a user's own function makes; `name` is MODULE:FUNCTION, found from the current directory on."""
-    module, _, function = name.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        return getattr(import_module(module), function)()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{name} must be MODULE:FUNCTION: {error}") from error
-    finally:
-        sys.path.pop(0)
+def plan_job(
+    work: Workload,
+    privacy: PrivacyTarget | Mapping[str, object] | None,
+    *,
+    rounds: int | None,
+    cohort_size: int | None,
+    steps: Mapping[str, Any],
+    server: ServerOptimizer,
+    early_stop: object,
+    seed: int | None,
+    options: RunOptions,
+) -> Job:
+    """Return the run of `fit` with its plan, every setting checked; `steps` are lr, epochs and batch_size."""
+    model, clients, training = work.model, work.clients, work.training
+    scope = scope_of(
+        privacy,
+        dimension=model.dimension,
+        population=clients.population,
+        rounds=rounds,
+        cohort_size=cohort_size,
+        count_units=lambda: RecordTrainer(model, clients, training.groups).count_all(),
+        is_main_job=work.is_main_job,
+    )
+    local = LocalTraining(optimizer=training.optimizer, momentum=training.momentum, **steps)
+    if scope.target is not None and scope.target.unit is Unit.RECORD:
+        usual = LocalTraining(lr=local.lr)  # one gradient of each record: no local steps
+        for name in ("optimizer", "momentum", "epochs", "batch_size"):
+            if getattr(local, name) != getattr(usual, name):
+                raise ConfigError(
+                    f"with the unit record a round is one step over a secret batch (batch_rate), got {name} "
+                    f"{getattr(local, name)}; the server's momentum and Adam can be used"
+                )
+        server = replace(server, lr=server.lr * local.lr)
+    elif training.groups is not None:
+        raise ConfigError("groups are for privacy with the unit record")
+    if early_stop is not None and not isinstance(early_stop, EarlyStop):
+        raise ConfigError(f"early_stop must be an EarlyStop or None, got {type(early_stop).__name__}")
+    if early_stop is not None and work.evaluator.validation is None:
+        raise ConfigError("early_stop needs validation data, got none")
+    if options.ledger is not None and seed is not None and scope.target is not None:
+        raise ConfigError(
+            f"a run on a shared ledger takes its noise from the system, got seed {seed}: what repeats from a seed "
+            "protects nobody, and is not to be counted as private"
+        )
+    if training.weights is not None and scope.target is None:
+        raise ConfigError("weights are for private training, and privacy is None")
+    weights = work.weights()
+    plan = None if scope.target is None else calibrate(scope.target, training.max_weight)
+    if work.names is not None and work.task is not None:
+        settings = Settings(
+            task=work.names[0],
+            data=work.data,
+            model=work.names[1],
+            target=scope.described(model.dimension),
+            local=local,
+            server=server,
+            dropouts=options.dropouts,
+            fidelity=options.fidelity,
+            seed=seed,
+            stop_is_blind=options.stop_is_blind,
+            early_stop=early_stop,
+            max_weight=training.max_weight,
+        )
+        named = Job.with_plan(settings, work.task, model, plan)
+        return replace(named, evaluator=work.evaluator, groups=training.groups, weights=weights, notes=scope.notes)
+    user_settings = RunSettings(
+        title=work.title,
+        data=work.data,
+        target=scope.target,
+        rounds=scope.rounds,
+        optimizer=server,
+        arrays=array_shapes(model),
+        seed=seed,
+        stop_is_blind=options.stop_is_blind,
+        details=Details(
+            local=local,
+            cohort_size=scope.sampling.cohort_size,
+            loss=work.loss,
+            fixed=fixed_digest(model),
+            early_stop=early_stop,
+            max_weight=training.max_weight,
+            unit=None if training.groups is None else "owner",
+            dropouts=None if options.dropouts == Dropouts() else options.dropouts,
+            fidelity=None if options.fidelity is Fidelity.SUM else options.fidelity,
+        ),
+    )
+    made = digest(canonical.encode(user_settings), model.initial().tobytes()).hex()[:8]
+    return Job(
+        settings=user_settings,
+        name=f"{work.title.lower()}-{made}",
+        plan=plan,
+        sampling=scope.sampling,
+        model=model,
+        clients=clients,
+        evaluator=work.evaluator,
+        groups=training.groups,
+        weights=weights,
+        notes=scope.notes,
+    )
 
 
 def array_shapes(model: Model) -> tuple[ArrayShape, ...]:
@@ -388,36 +351,20 @@ def fixed_digest(model: Model) -> str:
     return digest("d2pfed fixed parameters", *parts).hex()
 
 
-def _same_model(made: object, settings: RunSettings, details: Details) -> Model:
-    """Return the model of a user's run from a module or model that its user has made again."""
-    if not isinstance(made, Model):
-        if details.loss != "cross_entropy":
-            raise ConfigError(f"the run's loss is {details.loss}: return a Model of d2pfed.learning that has it")
-        made = user_model(made, trainable=[array.name for array in settings.arrays])
-    if array_shapes(made) != settings.arrays or fixed_digest(made) != details.fixed:
+def read_settings(run: Path) -> RunSettings:
+    """Return the settings of a private run of `fit` or `train` that can be made again from its directory."""
+    file = run / "settings.json"
+    text = read_text(file)
+    try:
+        found = canonical.decode(text, _TYPES)
+    except ConfigError as error:
+        raise ConfigError(f"{file} is not of a run of `fit` or `d2pfed train`, or damaged: {error}") from error
+    settings = found if isinstance(found, RunSettings) else None
+    details = None if settings is None else settings.details
+    if settings is None or not isinstance(details, _Simulated | Details) or settings.target is None:
         raise ConfigError(
-            "the model is not the one that the run has trained: its arrays or fixed parameters differ"
+            f"{run} is not a private run of `fit` or `d2pfed train`, whose clients can be made again"
         )
-    return made
-
-
-def _same_clients(
-    chosen: object, settings: RunSettings, model: Model, run: Path
-) -> tuple[Clients, Examples | None]:
-    """Return the clients of a run and its validation data, from a task or from a user's data sets."""
-    if isinstance(chosen, Task):
-        stated, clients, validation = chosen.description, chosen.clients, chosen.validation
-    else:
-        own = UserClients.of(chosen, None, model.device)
-        rows = own.first()[1].examples()
-        if rows is None:
-            raise ConfigError("an audit needs clients that hold one tensor of inputs and one of labels")
-        empty = Examples(rows.inputs[:0], rows.labels[:0])
-        stated, clients, validation = (
-            f"{own.population:,} clients",
-            LabeledClients(own, empty, own.population),
-            None,
-        )
-    if stated != settings.data:
-        raise ConfigError(f"the run in {run} was over other data: {settings.data} Got: {stated}")
-    return clients, validation
+    if details.max_weight is not None or getattr(details, "unit", None) is not None:
+        raise ConfigError(f"the run in {run} has weights or owners of rows, which its directory does not have")
+    return settings

@@ -19,20 +19,13 @@ class Watcher:
 
     The first Ctrl-C or SIGTERM sets `caught`, and the caller stops after the step it is in; a second one ends the
     process at once.
-
-    Attributes:
-        total: How many there are of what is counted; may be set before it is entered.
-        counted: What is counted, such as `round`.
-        is_command: Whether signals are caught and a file gets lines: for a command, not for a call.
-        is_shown: Whether anything is; None: in a terminal or a notebook.
-        caught: The signal that asked for the stop, 0 if there was none.
     """
 
-    total: int
-    counted: str
-    is_command: bool = True
-    is_shown: bool | None = True
-    caught: int = 0
+    total: int  # may be set before it is entered
+    counted: str  # such as `round`
+    is_command: bool = True  # signals are caught and a file gets lines: for a command, not for a call
+    is_shown: bool | None = True  # None: in a terminal or a notebook
+    caught: int = 0  # the signal that asked for the stop; 128 more is the exit status of a command
     _console: Console = field(init=False, repr=False)
     _bar: Progress = field(init=False, repr=False)
     _tenths: int = field(init=False, repr=False, default=0)
@@ -44,16 +37,6 @@ class Watcher:
         self._console = Console(stderr=True, force_terminal=terminal, highlight=False, markup=False, emoji=False)
         if self.is_shown is None:
             self.is_shown = sys.stderr.isatty() or self._console.is_jupyter
-
-    @property
-    def stopping(self) -> bool:
-        """Whether a signal has asked for a stop."""
-        return self.caught != 0
-
-    @property
-    def exit_status(self) -> int:
-        """The exit status of a command that a signal has stopped: 130 for Ctrl-C, 143 for SIGTERM."""
-        return 128 + self.caught
 
     def say(self, text: str) -> None:
         """Print a line."""

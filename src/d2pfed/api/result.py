@@ -60,36 +60,36 @@ class FitResult:
         return own
 
     def __repr__(self) -> str:
-        return "\n  ".join([self._title(), *(f"{name}: {text}" for name, text in self._lines())])
+        title, *lines = self._lines()
+        return "\n  ".join([title[1], *(f"{name}: {text}" for name, text in lines)])
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._lines())
-        return f"<p><strong>{escape(self._title())}</strong></p><table>{rows}</table>"
-
-    def _title(self) -> str:
-        done, end = self.summary.rounds, self.summary.end
-        ways = {
-            End.COMPLETE: "complete",
-            End.STOPPED: f"stopped: {self.summary.stopped}",
-            End.INTERRUPTED: "interrupted, the same call goes on",
-            End.EXHAUSTED: f"ended: {self.summary.stopped}",
-        }
-        return f"FitResult after {done:,} round{'s' * (done != 1)}, {ways[end]}"
+        title, *lines = self._lines()
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in lines)
+        return f"<p><strong>{escape(title[1])}</strong></p><table>{rows}</table>"
 
     def _lines(self) -> list[tuple[str, str]]:
-        lines = [("test", self.test_metrics), ("validation", self.metrics)]
-        found = [
-            (name, ", ".join(f"{metric} {value:.4g}" for metric, value in values.items()))
-            for name, values in lines
-            if values
-        ]
-        found += [(f"epsilon against {each.observer}", _guarantee(each)) for each in self.guarantees]
-        if not self.guarantees:
+        """Return what a person reads: a title, then names and texts."""
+        done, stopped = self.summary.rounds, self.summary.stopped
+        ways = {
+            End.COMPLETE: "complete",
+            End.STOPPED: f"stopped: {stopped}",
+            End.INTERRUPTED: "interrupted, the same call goes on",
+            End.EXHAUSTED: f"ended: {stopped}",
+        }
+        found = [("", f"FitResult after {done:,} round{'s' * (done != 1)}, {ways[self.summary.end]}")]
+        for name, values in (("test", self.test_metrics), ("validation", self.metrics)):
+            if values:
+                found.append((name, ", ".join(f"{metric} {value:.4g}" for metric, value in values.items())))
+        claims = [(f"epsilon against {each.observer}", each) for each in self.guarantees]
+        if not claims:
             found.append(("epsilon", "none, trained in the clear"))
         if self.stop_guarantee is not None:
-            found.append(
-                (f"by the early stop, against {self.stop_guarantee.observer}", _guarantee(self.stop_guarantee))
-            )
+            claims.append((f"by the early stop, against {self.stop_guarantee.observer}", self.stop_guarantee))
+        for name, each in claims:
+            scope = f"{each.unit}, {each.adjacency}, {each.sampling}"
+            bound = f"{round_up(each.epsilon, 4)} at delta {round_up(each.delta, 3)} ({scope})"
+            found.append((name, f"none: {each.reason}" if each.reason else bound))
         if self.summary.tuning:
             found.append(("tuning", self.summary.tuning))
         if self.norm_quantiles:
@@ -100,13 +100,6 @@ class FitResult:
         found += [("note", note) for note in self.notes]
         found += [("warning", warning) for warning in self.warnings]
         return [*found, ("report", str(self.directory / "report.html"))]
-
-
-def _guarantee(each: Guarantee) -> str:
-    if each.reason:
-        return f"none: {each.reason}"
-    scope = f"{each.unit}, {each.adjacency}, {each.sampling}"
-    return f"{round_up(each.epsilon, 4)} at delta {round_up(each.delta, 3)} ({scope})"
 
 
 def add_norms(directory: Path, norms: Sequence[float | None]) -> None:

@@ -1,7 +1,7 @@
 """Settings of `fit` that travel together, each checked at construction; a dictionary of the fields will do."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +12,7 @@ from d2pfed.accounting.filters import milestones
 from d2pfed.api.complete_target import checked_fields
 from d2pfed.api.progress import Watcher
 from d2pfed.api.result import FitResult
-from d2pfed.errors import ConfigError, closest
+from d2pfed.errors import ConfigError
 from d2pfed.fields import DATA, RUN, TRAINING, about, check_types, documented
 from d2pfed.learning import Forward, Groups, Optimizer, Step
 from d2pfed.plan import Plan, guarantees
@@ -20,6 +20,7 @@ from d2pfed.plan.bounds import check_range
 from d2pfed.round import run_plan
 from d2pfed.runs import RoundRecord
 from d2pfed.simulation import Dropouts, Fidelity
+from d2pfed.training import ServerOptimizer
 
 Kind = TypeVar("Kind")
 
@@ -184,23 +185,10 @@ class RunOptions:
 
 # Parameters of `fit` that have become fields, and where they are now.
 MOVED = {
-    **{
-        f"server_{name}": f"server={{{name!r}: ...}}"
-        for name in ("lr", "momentum", "second_moment", "second_rule")
-    },
-    **{f"server_{name}": f"server={{{name!r}: ...}}" for name in ("lr_decay", "averaging")},
+    **{f"server_{each.name}": f"server={{{each.name!r}: ...}}" for each in fields(ServerOptimizer)},
     **{each.name: f"training={{{each.name!r}: ...}}" for each in fields(Training)},
     **{each.name: f"run={{{each.name!r}: ...}}" for each in fields(RunOptions)},
 }
-
-
-def refuse_unknown(given: Mapping[str, object], known: Sequence[str]) -> None:
-    """Refuse arguments that `fit` does not have; name where one that it had has gone, or the nearest name."""
-    for name in given:
-        if name in MOVED:
-            raise ConfigError(f"fit has no parameter {name}: it is now {MOVED[name]}")
-        near = "".join(f" (did you mean {each}?)" for each in closest(name, known))
-        raise ConfigError(f"fit has no parameter {name}{near}")
 
 
 def settings_of(kind: type[Kind], given: object, name: str) -> Kind:

@@ -15,7 +15,7 @@ from d2pfed.errors import D2PFedError, closest
 if TYPE_CHECKING:
     from click import Command, Context, HelpFormatter
 
-# Each command is a module of this package, loaded when it is called; the line is what the list of commands shows.
+# The line is what the list of commands shows.
 COMMANDS = {
     "plan": "Show what a privacy target requires: noise, bits, bytes and epsilons.",
     "train": "Train a model privately over simulated clients, or resume a run.",
@@ -27,6 +27,12 @@ COMMANDS = {
     "client": "Set up and maintain a client of a federation.",
     "roster": "Sign and check the list of a federation's clients.",
     "data": "Fetch data sets, or show where they are.",
+}
+# A command's module is loaded when it is called: the one of its name, or one that has several commands.
+MODULES = {
+    **dict.fromkeys(("plan", "account"), "plan"),
+    **dict.fromkeys(("client", "roster"), "federation"),
+    **dict.fromkeys(("report", "certify", "data"), "files"),
 }
 START = """\
 Federated learning with secure aggregation and distributed differential privacy.
@@ -52,7 +58,8 @@ class LazyGroup(TyperGroup):
         """Import a command."""
         if cmd_name not in COMMANDS:
             return None
-        command = typer.main.get_command(import_module(f"{__name__}.{cmd_name}").app)
+        module = import_module(f"{__name__}.{MODULES.get(cmd_name, cmd_name)}")
+        command = typer.main.get_command(getattr(module, f"{cmd_name}_app" if cmd_name in MODULES else "app"))
         command.name = cmd_name
         return command
 
@@ -72,20 +79,15 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"d2pfed {version('d2pfed')}")
-        raise typer.Exit
-
-
 @app.callback()
 def start(
     context: typer.Context,
-    _version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
-    ] = False,
+    wanted: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     """Federated learning with secure aggregation and distributed differential privacy."""
+    if wanted:
+        print(f"d2pfed {version('d2pfed')}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         print(START, end="")
 
@@ -117,13 +119,12 @@ def run(app: typer.Typer, name: str) -> None:
         if type(error).__name__ == "NoArgsIsHelpError":  # a group of commands without a command
             print(error.format_message())
             sys.exit(0)
-        _fail(name, _with_help(error.format_message(), getattr(error, "ctx", None)))
+        complaint, context = error.format_message(), getattr(error, "ctx", None)
+        _fail(name, complaint if context is None else _with_help(complaint, context))
 
 
-def _with_help(complaint: str, context: "Context | None") -> str:
+def _with_help(complaint: str, context: "Context") -> str:
     """Return what the parser complains of, with the nearest name that would do and where all names are."""
-    if context is None:
-        return complaint
     # The parser's own suggestions differ from version to version, and some come twice.
     found = re.match(r"No such (command|option):? '?([^'\s]*?)'?\.?(?:\s|$)", complaint)
     if found:

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,11 +25,10 @@ from d2pfed.errors import ConfigError, needs_extra
 from d2pfed.fields import DATA, TRAINING
 from d2pfed.plan import PrivacyTarget, decode_plan
 from d2pfed.plan.bounds import check_range
-from d2pfed.runs.plain import read_text, to_json
+from d2pfed.runs.json_files import read_text, to_json
 from d2pfed.simulation import Fidelity
 
 with needs_extra("train", *TRAIN_PACKAGES):
-    from d2pfed.api import Job
     from d2pfed.api.audit import (
         Worlds,
         attack_membership,
@@ -38,13 +37,16 @@ with needs_extra("train", *TRAIN_PACKAGES):
         audited_plan,
         write_plot,
     )
-    from d2pfed.api.job import made_by, model_named, task_named
+    from d2pfed.api.audit.membership import LEVELS
+    from d2pfed.api.job import Details, Job, array_shapes, fixed_digest, read_settings
     from d2pfed.api.progress import Watcher
-    from d2pfed.learning import Task, use_one_thread
+    from d2pfed.api.workload import ModelEvaluator, made_by, model_named, task_named
+    from d2pfed.learning import Clients, Model, Task, UserClients, use_one_thread, user_model
+    from d2pfed.learning.user_clients import LabeledClients
 
 if TYPE_CHECKING:
     from d2pfed.api.audit.mechanism import MechanismAudit
-    from d2pfed.runs import RoundRecord
+    from d2pfed.runs import RoundRecord, RunSettings
     from d2pfed.runs.records import TrainingAudit
 
 REFUTED = 4  # the exit status of an audit whose lower bound is above the claim
@@ -84,7 +86,7 @@ def mechanism(
     ] = Fidelity.PROTOCOL,
     worlds: Annotated[
         Worlds, option("neighbours, or same: a null run, whose bounds must be 0. Default: neighbours.")
-    ] = Worlds.NEIGHBOURS,
+    ] = Worlds.NEIGHBORS,
     json: AsJson = False,
 ) -> None:
     """Tell two neighbouring worlds apart by the sums of whole rounds, again and again, and count the errors."""
@@ -139,7 +141,7 @@ def training(
 
         def listen(record: "RoundRecord") -> bool:
             watcher.show(record.round, "auditing")
-            return not watcher.stopping
+            return not watcher.caught
 
         # The bar has a thread of its own, so workers may have to start afresh.
         start = partial(start_workers, workers=workers, prepare=use_one_thread)
@@ -181,7 +183,7 @@ def membership(
         f"Area under the curve {found.area:.3f} (0.5 knows nothing): {found.members:,} records of members, "
         f"{found.others:,} of {found.others_are}."
     )
-    for level in (0.001, 0.01, 0.1):
+    for level in LEVELS:
         rate, most = found.at(level)
         console.print(
             f"At a false positive rate of {level:g}: {rate:.4f} of the members, at most {most:.4f} (95 %)."
@@ -204,20 +206,64 @@ def require_trusted(name: str, given: str | None, option_name: str) -> str:
 
 
 def _job(run: Path, given: tuple[str | None, str | None], partition: str | None, data: Path | None) -> Job:
-    """Return the job that a run was, its clients made again."""
+    """Return the job that a run's directory was made by, its plan the one that the run followed.
 
-    def task(stated: str) -> object:
-        name = require_trusted(stated, given[0], "--task")
-        if not stated and ":" in name:  # of a run of `fit`: whatever it can be given
-            return made_by(name)
-        population = decode_plan(read_text(run / "plan.json")).sampling.population
-        return task_named(name, population, partition, data)
+    Its task and model are made again by name, or by a user's functions; data of another description are refused.
+    """
+    settings, plan = read_settings(run), decode_plan(read_text(run / "plan.json"))
+    stated = [getattr(settings.details, name, "") for name in ("task", "model")]  # none of a user's own
+    task = require_trusted(stated[0], given[0], "--task")
+    chosen: object  # of a run of `fit`: whatever it can be given
+    if not stated[0] and ":" in task:
+        chosen = made_by(task, object)
+    else:
+        chosen = task_named(task, plan.sampling.population, partition, data)
+    network = require_trusted(stated[1], given[1], "--model")
+    if isinstance(chosen, Task) and stated[1]:
+        made: object = model_named(network, chosen, settings.seed or 0)
+    else:
+        made = made_by(network, object)
+    model = _same_model(made, settings)
+    clients: Clients
+    if isinstance(chosen, Task):
+        data_stated, clients, validation = chosen.description, chosen.clients, chosen.validation
+    else:
+        own = UserClients.of(chosen, None, model.device)
+        rows = own.first()[1]
+        if not rows.are_tensors:
+            raise ConfigError("an audit needs clients that hold one tensor of inputs and one of labels")
+        data_stated, validation = f"{own.population:,} clients", None
+        clients = LabeledClients(own, rows.between(0, 0), own.population)
+    if data_stated != settings.data:
+        raise ConfigError(f"the run in {run} was over other data: {settings.data} Got: {data_stated}")
+    return Job(
+        settings=settings,
+        plan=plan,
+        sampling=plan.sampling,
+        model=model,
+        clients=clients,
+        evaluator=ModelEvaluator(model, None, None, {}),  # what is attacked is never measured
+        validation=validation,
+    )
 
-    def model(stated: str, chosen: object, seed: int) -> object:
-        name = require_trusted(stated, given[1], "--model")
-        return model_named(name, chosen, seed) if isinstance(chosen, Task) and stated else made_by(name)
 
-    return Job.read(run, task, model)
+def _same_model(made: object, settings: "RunSettings") -> Model:
+    """Return the model that a run has trained, from a model or a user's module that was made again."""
+    details = settings.details
+    if not isinstance(details, Details):
+        if not isinstance(made, Model):
+            raise ConfigError(f"a model must be a Model of d2pfed.learning, got a {type(made).__name__}")
+        is_whole = array_shapes(made) == settings.arrays
+        return made if is_whole else replace(made, trainable=tuple(array.name for array in settings.arrays))
+    if not isinstance(made, Model):
+        if details.loss != "cross_entropy":
+            raise ConfigError(f"the run's loss is {details.loss}: return a Model of d2pfed.learning that has it")
+        made = user_model(made, trainable=[array.name for array in settings.arrays])
+    if array_shapes(made) != settings.arrays or fixed_digest(made) != details.fixed:
+        raise ConfigError(
+            "the model is not the one that the run has trained: its arrays or fixed parameters differ"
+        )
+    return made
 
 
 def _down(value: float) -> str:

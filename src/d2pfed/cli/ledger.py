@@ -12,7 +12,7 @@ from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, SectionedCommand, applica
 from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.errors import BudgetExceeded, ConfigError, needs_extra
 from d2pfed.fields import PRIVACY
-from d2pfed.ledger import Budget, Ledger, Row, RowKind, read_budget, read_rows, verify
+from d2pfed.ledger import Budget, Ledger, RowKind, read_budget, read_rows, verify
 from d2pfed.plan import decode_plan
 from d2pfed.plan.target import observer_named
 from d2pfed.round import run_plan
@@ -32,18 +32,43 @@ def show(
     file = _file(path)
     rows, budget = read_rows(file), read_budget(file)
     if plot is not None:
-        _plot(budget, tuple(row.epsilon for row in rows if row.kind is RowKind.BEGIN), plot)
+        with needs_extra("train", *TRAIN_PACKAGES):
+            from d2pfed.runs.report.plots import Ink, Line, Plot, draw  # noqa: PLC0415 - matplotlib is an extra
+
+        charged = tuple(row.epsilon for row in rows if row.kind is RowKind.BEGIN)
+        if not charged or plot.suffix not in (".png", ".svg"):
+            text = f"a plot needs a run and a name that ends in .png or .svg, got {len(charged)}, {plot}"
+            raise ConfigError(text)
+        spent = Line(f"charged, {CONDITION}", Ink.MAIN, charged, tuple(map(float, range(1, len(charged) + 1))))
+        lines = (Line("budget", Ink.LIMIT, (budget.epsilon,)), spent)
+        title = f"Epsilon charged against {budget.observer}"
+        drawing = draw(Plot(name="ledger", title=title, across="run", lines=lines))
+        plot.write_bytes(drawing.png if plot.suffix == ".png" else drawing.svg.encode())
+    told = []
+    for row in rows:
+        key, begun = row.key, row.charged_run
+        values: dict[str, object] = {
+            "row": row.seq,
+            "server": row.epoch,
+            "kind": row.kind.value,
+            "run": key.run if key else begun.run if begun else None,
+            "round": key.round if key else None,
+            "attempt": key.attempt if key else None,
+            "survivors": row.survivors,
+            "max_attempts": begun.plan.max_attempts if begun else None,
+            "epsilon": row.epsilon,
+        }
+        told.append(values)
     if json:
-        print_json({"budget": budget, "rows": [_fields(row) for row in rows], "epsilon_holds": CONDITION})
+        print_json({"budget": budget, "rows": told, "epsilon_holds": CONDITION})
         return
     from rich.table import Table  # noqa: PLC0415 - slow to load, and JSON needs no table
 
     table = Table(title=f"Budget: {_budget(budget)}", caption=f"epsilon: of all runs so far, {CONDITION}")
     for name in ("row", "server", "kind", "run", "round", "attempt", "survivors", "epsilon"):
         table.add_column(name, justify="left" if name in ("kind", "run") else "right")
-    for row in rows:
-        fields = _fields(row)
-        shown = [fields[name] for name in ("row", "server", "kind", "run", "round", "attempt", "survivors")]
+    for row, values in zip(rows, told, strict=True):
+        shown = [values[name] for name in ("row", "server", "kind", "run", "round", "attempt", "survivors")]
         table.add_row(*("" if value is None else str(value) for value in shown), round_up(row.epsilon, 5))
     out().print(table)
 
@@ -90,7 +115,7 @@ def create(
 ) -> None:
     """Make a ledger for all runs over one population, tuning runs included."""
     with needs_extra("train", *TRAIN_PACKAGES):
-        from d2pfed.runs.plain import read_text  # noqa: PLC0415 - slow to load
+        from d2pfed.runs.json_files import read_text  # noqa: PLC0415 - slow to load
 
     declared = tuple(run_plan(decode_plan(read_text(file))) for file in declare or ())
     budget = Budget(epsilon, delta, observer_named(against), max_participations, declared)
@@ -106,36 +131,8 @@ def _budget(budget: Budget) -> str:
     )
 
 
-def _plot(budget: Budget, epsilons: tuple[float, ...], path: Path) -> None:
-    with needs_extra("train", *TRAIN_PACKAGES):
-        from d2pfed.runs.report.plots import Ink, Line, Plot, draw  # noqa: PLC0415 - matplotlib is an extra
-
-    if not epsilons or path.suffix not in (".png", ".svg"):
-        raise ConfigError(f"a plot needs a run and a name that ends in .png or .svg, got {len(epsilons)}, {path}")
-    spent = Line(f"charged, {CONDITION}", Ink.MAIN, epsilons, tuple(map(float, range(1, len(epsilons) + 1))))
-    lines = (Line("budget", Ink.LIMIT, (budget.epsilon,)), spent)
-    title = f"Epsilon charged against {budget.observer}"
-    drawing = draw(Plot(name="ledger", title=title, across="run", lines=lines))
-    path.write_bytes(drawing.png if path.suffix == ".png" else drawing.svg.encode())
-
-
 def _file(path: Path) -> Path:
     file = path / "ledger.sqlite" if path.is_dir() else path
     if not file.exists():
         raise ConfigError(f"there is no ledger at {file}")
     return file
-
-
-def _fields(row: Row) -> dict[str, object]:
-    key, begun = row.key, row.charged_run
-    return {
-        "row": row.seq,
-        "server": row.epoch,
-        "kind": row.kind.value,
-        "run": key.run if key else begun.run if begun else None,
-        "round": key.round if key else None,
-        "attempt": key.attempt if key else None,
-        "survivors": row.survivors,
-        "max_attempts": begun.plan.max_attempts if begun else None,
-        "epsilon": row.epsilon,
-    }

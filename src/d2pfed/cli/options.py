@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from functools import wraps
 from pathlib import Path
@@ -42,23 +42,14 @@ DataDirectory = Annotated[
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FieldOptions:
-    """The options of a command that are made from the fields of a settings class.
-
-    Attributes:
-        kind: The settings class.
-        prefix: Put before every name, so that two classes may have fields of the same name.
-        defaults: Defaults of this command where they differ from those of the class; None: in words, see `unset`.
-        unset: What such a None stands for.
-        left_out: Fields that the command sets itself.
-        only: The fields that the command has; empty: all.
-    """
+    """The options of a command that are made from the fields of a settings class."""
 
     kind: type
-    prefix: str = ""
-    defaults: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    unset: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
+    prefix: str = ""  # before every name, so that two classes may have fields of the same name
+    defaults: Mapping[str, object] = dataclasses.field(default_factory=dict)  # where they differ from the class's
+    unset: Mapping[str, str] = dataclasses.field(default_factory=dict)  # what a default of None stands for
+    left_out: tuple[str, ...] = ()  # fields that the command sets itself
+    only: tuple[str, ...] = ()  # fields that the command has; empty: all
 
     @property
     def fields(self) -> tuple[Description, ...]:
@@ -74,34 +65,26 @@ class FieldOptions:
             if each.name not in self.left_out and (not self.only or each.name in self.only)
         )
 
-    def parameters(self) -> list[inspect.Parameter]:
-        """Return the parameters that declare these options to typer."""
-        return [self._parameter(each) for each in self.fields]
-
-    def _parameter(self, each: Description) -> inspect.Parameter:
-        kind: Any = each.type if each.parse is None else str
-        metavar = None
-        if each.parse is not None:
-            metavar = each.type.__name__.upper()
-        elif issubclass(kind, Enum):
-            metavar = "|".join(str(one.value) for one in kind)
-            kind = str  # the settings class refuses a wrong name, and lists the right ones
-        default = str(each.default.value) if isinstance(each.default, Enum) else each.default
-        name = f"{self.prefix}{each.name}"
-        flag = f"--{name.replace('_', '-')}"
-        declared = option(f"{each.help}{default_in_words(each)}", each.section, flag, metavar=metavar)
-        if default is None:
-            kind = Optional[kind]  # noqa: UP045 - built at run time
-        return inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=str(default) if each.parse is not None and default is not None else default,
-            annotation=Annotated[kind, declared],
-        )
-
-    def take(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Remove the values of these options from all that were given, and return them by field name."""
-        return {each.name: given.pop(f"{self.prefix}{each.name}") for each in self.fields}
+    def parameters(self) -> Iterator[inspect.Parameter]:
+        """Yield the parameters that declare these options to typer."""
+        for each in self.fields:
+            kind: Any = each.type if each.parse is None else str
+            metavar = None
+            if each.parse is not None:
+                metavar = each.type.__name__.upper()
+            elif issubclass(kind, Enum):
+                metavar = "|".join(str(one.value) for one in kind)
+                kind = str  # the settings class refuses a wrong name, and lists the right ones
+            default = str(each.default.value) if isinstance(each.default, Enum) else each.default
+            if default is None:
+                kind = Optional[kind]  # noqa: UP045 - built at run time
+            elif each.parse is not None:
+                default = str(default)
+            name = f"{self.prefix}{each.name}"
+            flag = f"--{name.replace('_', '-')}"
+            declared = option(f"{each.help}{default_in_words(each)}", each.section, flag, metavar=metavar)
+            annotation = Annotated[kind, declared]
+            yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def with_fields(*sources: FieldOptions) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -116,7 +99,10 @@ def with_fields(*sources: FieldOptions) -> Callable[[Callable[..., None]], Calla
 
         @wraps(command)
         def called(**given: Any) -> None:  # noqa: ANN401 - typer has converted them
-            values = [source.take(given) for source in sources]
+            values = [
+                {each.name: given.pop(f"{source.prefix}{each.name}") for each in source.fields}
+                for source in sources
+            ]
             command(*values, **given)
 
         parameters = [each for source in sources for each in source.parameters()] + own
@@ -133,12 +119,19 @@ class SectionedCommand(TyperCommand):
     def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
         """Write one list of options for each section; those without one come last."""
         lists: dict[str, list[tuple[str, str]]] = {section: [] for section in ("Arguments", *SECTIONS)}
+        declared = inspect.signature(self.callback).parameters if self.callback else {}
+        told = {  # where an argument is declared: click from 8.5 on loses what typer hands it
+            name: each.help or ""
+            for name, parameter in declared.items()
+            for each in getattr(parameter.annotation, "__metadata__", ())
+            if isinstance(each, typer.models.ArgumentInfo)
+        }
         for each in self.get_params(ctx):
             record = each.get_help_record(ctx)
             if record is None:
                 continue
             if each.param_type_name == "argument":
-                lists["Arguments"].append((record[0], self._argument_help().get(each.name or "", "")))
+                lists["Arguments"].append((record[0], told.get(each.name or "", "")))
                 continue
             panel = getattr(each, "rich_help_panel", None) or RUN
             # Typer escapes brackets as if rich printed them.
@@ -147,16 +140,6 @@ class SectionedCommand(TyperCommand):
             if records:
                 with formatter.section(section):
                     formatter.write_dl(records)
-
-    def _argument_help(self) -> dict[str, str]:
-        """Return what is said of each argument where it is declared: click from 8.5 on loses what typer hands it."""
-        declared = inspect.signature(self.callback).parameters if self.callback else {}
-        return {
-            name: each.help or ""
-            for name, parameter in declared.items()
-            for each in getattr(parameter.annotation, "__metadata__", ())
-            if isinstance(each, typer.models.ArgumentInfo)
-        }
 
 
 class Group(TyperGroup):
@@ -171,16 +154,8 @@ class Group(TyperGroup):
 
 def application(about: str | None = None, kind: type[TyperGroup] = Group) -> typer.Typer:
     """Return the app of a command, or of a group of commands if there is something to say about it."""
-    if about is None:
-        return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False)
-    return typer.Typer(
-        cls=kind,
-        help=about,
-        no_args_is_help=True,
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_show_locals=False,
-    )
+    group: dict[str, Any] = {} if about is None else {"cls": kind, "help": about, "no_args_is_help": True}
+    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False, **group)
 
 
 def read_config(context: typer.Context, file: Path | None) -> Path | None:

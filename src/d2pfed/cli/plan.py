@@ -1,9 +1,20 @@
-"""`d2pfed plan`: what noise, bits, bytes and epsilons a privacy target requires."""
+"""`d2pfed plan` and `d2pfed account`: what a privacy target requires, and the epsilon of given noise."""
 
+import math
 from dataclasses import asdict, replace
-from typing import Any
+from enum import StrEnum
+from typing import Annotated, Any
 
-from d2pfed.accounting import Sampling, Unit
+from d2pfed.accounting import (
+    Accountant,
+    Adjacency,
+    CohortSampling,
+    Sampling,
+    Unit,
+    cpsgd_epsilon,
+    epsilon_of,
+    round_up,
+)
 from d2pfed.api.complete_target import split_population
 from d2pfed.cli.options import (
     TARGET_DEFAULTS,
@@ -11,15 +22,19 @@ from d2pfed.cli.options import (
     FieldOptions,
     SectionedCommand,
     application,
+    option,
     with_fields,
 )
-from d2pfed.cli.show import err, out, print_json
+from d2pfed.cli.show import delta_as_given, epsilons, err, headline, out, print_json
+from d2pfed.errors import ConfigError
+from d2pfed.fields import PRIVACY, convert
 from d2pfed.plan import Plan, PlanSummary, PrivacyTarget, calibrate, describe, record_terms
+from d2pfed.plan.bounds import MOST_POPULATION, MOST_ROUNDS, check_range
 from d2pfed.plan.policy import default_refusal
 from d2pfed.round import sketch_of
 from d2pfed.secagg import upload_bytes
 
-app = application()
+plan_app, account_app = application(), application()
 
 DEFAULT_JOB = {"population": 100_000, "cohort_size": 1000, "rounds": 50, "dimension": 19_354}  # of `d2pfed train`
 FIELDS = FieldOptions(
@@ -30,9 +45,23 @@ FIELDS = FieldOptions(
         "rounds": "50 for 100,000 clients, else what the population allows",
     },
 )
+SETTING = FieldOptions(
+    kind=PrivacyTarget,
+    only=("population", "cohort_size", "rounds", "delta", "sampling", "adjacency", "dimension"),
+    defaults={
+        "population": 100_000,
+        "cohort_size": 100,
+        "rounds": 100,
+        "delta": 1e-5,
+        "dimension": 51_370,
+        "adjacency": Adjacency.REPLACE_ONE,
+    },
+)
+MOST_DIMENSION, MOST_TRIALS, MOST_LEVELS = 1 << 31, 1 << 53, 1 << 31
+LEAST_MULTIPLIER, MOST_MULTIPLIER = 1e-3, 1e6
 
 
-@app.command(cls=SectionedCommand)
+@plan_app.command(cls=SectionedCommand)
 @with_fields(FIELDS)
 def plan(wanted: dict[str, Any], *, json: AsJson = False) -> None:
     """Show what a privacy target requires: noise, bits, bytes, error, and an epsilon for each observer."""
@@ -40,39 +69,35 @@ def plan(wanted: dict[str, Any], *, json: AsJson = False) -> None:
         wanted["cohort_size"] = wanted["population"]  # every silo is asked
         if wanted["sampling"] == TARGET_DEFAULTS["sampling"]:
             wanted["sampling"] = Sampling.NONE
-    target = _filled(wanted)
+    missing = [name for name in ("cohort_size", "rounds") if wanted[name] is None]
+    own = wanted["population"] != DEFAULT_JOB["population"] and len(missing) == 2
+    if own and wanted["sampling"] == Sampling.ONCE:  # chosen as in `train`
+        target = PrivacyTarget(**wanted)
+        rounds, cohort_size, why = split_population(target, None, None)
+        err().print(why)
+        target = replace(target, rounds=rounds, cohort_size=cohort_size)
+    else:
+        target = PrivacyTarget(**wanted | {name: DEFAULT_JOB[name] for name in missing})
     agreed = calibrate(target)
     summary = describe(target, agreed)
     upload = upload_bytes(sketch_of(agreed))  # keys and shares included
     if json:
-        per_observer = {str(item.observer): item.epsilon for item in summary.guarantees}
-        asked = {"options": target}
-        bytes_sent = {"upload_bytes": upload, "vector_bytes": summary.upload_bytes}
-        spent = {"epsilon": per_observer, "delta": agreed.delta}
-        print_json(asdict(summary) | {"guarantees": summary.guarantees} | bytes_sent | spent | asked)
+        sent = {"upload_bytes": upload, "vector_bytes": summary.upload_bytes}
+        spent = {
+            "epsilon": {str(item.observer): item.epsilon for item in summary.guarantees},
+            "delta": agreed.delta,
+        }
+        print_json(asdict(summary) | {"guarantees": summary.guarantees} | sent | spent | {"options": target})
         return
-    _print(summary, upload, agreed, default_refusal(target, agreed))
+    _print(summary, upload, agreed)
+    for warning in (*summary.warnings, *filter(None, [default_refusal(target, agreed)])):
+        out().print(f"Warning: {warning}")
     for term in record_terms(agreed):
         out().print(term)
 
 
-def _filled(wanted: dict[str, Any]) -> PrivacyTarget:
-    """Return the target; rounds and cohorts of another population than the default job's are chosen as in `train`."""
-    missing = [name for name in ("cohort_size", "rounds") if wanted[name] is None]
-    own = wanted["population"] != DEFAULT_JOB["population"] and len(missing) == 2
-    if not own or wanted["sampling"] != Sampling.ONCE:
-        return PrivacyTarget(**wanted | {name: DEFAULT_JOB[name] for name in missing})
-    target = PrivacyTarget(**wanted)
-    rounds, cohort_size, why = split_population(target, None, None)
-    err().print(why)
-    return replace(target, rounds=rounds, cohort_size=cohort_size)
-
-
-def _print(summary: PlanSummary, upload: int, plan: Plan, refusal: str) -> None:
+def _print(summary: PlanSummary, upload: int, plan: Plan) -> None:
     from rich.table import Table  # noqa: PLC0415 - slow to load, and JSON needs no table
-
-    from d2pfed.accounting import round_up  # noqa: PLC0415
-    from d2pfed.cli.show import epsilons, headline  # noqa: PLC0415
 
     table = Table(title="The plan", title_justify="left", show_header=False)
     for name, value in (
@@ -90,11 +115,87 @@ def _print(summary: PlanSummary, upload: int, plan: Plan, refusal: str) -> None:
         ("neighbours, threshold, cut off", f"{summary.neighbours}, {summary.threshold}, {summary.cut_off}"),
     ):
         table.add_row(name, value)
-    console = out()
-    console.print(headline(summary.guarantees, plan.against))
-    console.print(table)
+    out().print(headline(summary.guarantees, plan.against))
+    out().print(table)
     for reason in (summary.why_noise, summary.why_bits, summary.why_graph, summary.why_colluders):
-        console.print(reason)
-    console.print(epsilons(summary.guarantees))
-    for warning in (*summary.warnings, *filter(None, [refusal])):
-        console.print(f"Warning: {warning}")
+        out().print(reason)
+    out().print(epsilons(summary.guarantees))
+
+
+class Name(StrEnum):
+    """The accountants by name."""
+
+    WBK_MIRONOV = "wbk-mironov"
+    WBK = "wbk"
+    RDP = "rdp"
+    PLD = "pld"
+    BINOMIAL = "binomial"
+
+
+@account_app.command(cls=SectionedCommand)
+@with_fields(SETTING)
+def account(
+    setting: dict[str, Any],
+    *,
+    noise_multiplier: Annotated[
+        float | None, option("Sigma over the sensitivity of the stated adjacency.", PRIVACY)
+    ] = None,
+    accountant: Annotated[
+        Name, option("wbk-mironov is the paper's; binomial is cpSGD's. Default: pld.", PRIVACY)
+    ] = Name.PLD,
+    trials: Annotated[int | None, option("binomial: number of fair coins in the whole sum.", PRIVACY)] = None,
+    levels: Annotated[int | None, option("binomial: number of quantisation levels.", PRIVACY)] = None,
+    delta_per_round: Annotated[
+        float, option("binomial: failure probability of one round. Default: 1e-06.", PRIVACY)
+    ] = 1e-6,
+    json: AsJson = False,
+) -> None:
+    """Show the epsilon that given noise, sampling and rounds amount to."""
+    setting = convert(PrivacyTarget, setting | {"adjacency": setting["adjacency"] or Adjacency.REPLACE_ONE})
+    population, cohort, rounds = setting["population"], setting["cohort_size"], setting["rounds"]
+    sampling, adjacency, delta = setting["sampling"], setting["adjacency"], setting["delta"]
+    if adjacency is Adjacency.ADD_REMOVE:
+        raise ConfigError(
+            "adjacency add-remove is of records (`d2pfed plan --unit record`), and this is of clients"
+        )
+    drawn = CohortSampling(sampling, population, cohort)
+    for name, value, least, most in (
+        ("population", population, 1, MOST_POPULATION),
+        ("rounds", rounds, 1, MOST_ROUNDS),
+        ("dimension", setting["dimension"], 1, MOST_DIMENSION),
+        ("trials", 1 if trials is None else trials, 1, MOST_TRIALS),
+        ("levels", 2 if levels is None else levels, 2, MOST_LEVELS),
+    ):
+        check_range(name, value, least, most)
+    if noise_multiplier is not None and not LEAST_MULTIPLIER <= noise_multiplier <= MOST_MULTIPLIER:
+        raise ConfigError(
+            f"noise_multiplier must be in [{LEAST_MULTIPLIER:g}, {MOST_MULTIPLIER:g}], got {noise_multiplier:g}"
+        )
+    if accountant is Name.BINOMIAL:
+        if trials is None or levels is None:
+            raise ConfigError("the accountant binomial needs --trials and --levels")
+        epsilon = cpsgd_epsilon(
+            trials=trials,
+            levels=levels,
+            dimension=setting["dimension"],
+            rate=cohort / population,
+            rounds=rounds,
+            delta=delta,
+            delta_per_round=delta_per_round,
+        )
+    else:
+        if noise_multiplier is None:
+            raise ConfigError(f"the accountant {accountant} needs --noise-multiplier")
+        by = Accountant(accountant.value)
+        epsilon = epsilon_of(noise_multiplier, drawn, rounds, adjacency=adjacency, delta=delta, accountant=by)
+    if not math.isfinite(epsilon):
+        raise ConfigError(f"this noise keeps no epsilon at delta {delta:g}: {accountant} finds it infinite")
+    if json:
+        stated = {name: setting[name] for name in ("adjacency", "sampling", "population", "cohort_size", "rounds")}
+        noise = {"noise_multiplier": noise_multiplier, "trials": trials, "levels": levels}
+        print_json({"epsilon": epsilon, "delta": delta, "accountant": accountant} | stated | noise)
+    else:
+        out().print(
+            f"epsilon {round_up(epsilon, 7)} at delta {delta_as_given(delta)} by {accountant}: {rounds} rounds of "
+            f"{cohort} in {population} clients, {sampling}, {adjacency}, one client"
+        )

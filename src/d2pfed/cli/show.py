@@ -7,6 +7,7 @@ import os
 import sys
 from enum import Enum
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING
 
 from d2pfed.accounting import Guarantee, Observer, round_up
@@ -103,20 +104,15 @@ def delta_as_given(delta: float) -> str:
     return written if float(written) == delta else round_up(delta, 3)
 
 
-def out() -> "Console":
-    """Return the console for results; a file has no width of its own, so it gets enough for a table."""
-    return _console(width=None if sys.stdout.isatty() else 100)
-
-
-def err() -> "Console":
-    """Return the console for progress and notes."""
-    return _console(stderr=True)
-
-
-def _console(*, stderr: bool = False, width: int | None = None) -> "Console":
-    """Return a console that prints text as it is: brackets are no markup, and numbers are not painted."""
+def out(*, stderr: bool = False) -> "Console":
+    """Return the console for results, which prints text as it is: no markup, and numbers are not painted."""
     from rich.console import Console  # noqa: PLC0415 - as above
 
     # To rich, NO_COLOR leaves bold and a moving bar; here it means no escape sequences.
     terminal = False if os.environ.get("NO_COLOR") else None
+    # A file has no width of its own, so it gets enough for a table.
+    width = None if stderr or sys.stdout.isatty() else 100
     return Console(stderr=stderr, width=width, force_terminal=terminal, highlight=False, markup=False, emoji=False)
+
+
+err = partial(out, stderr=True)  # for progress and notes

@@ -28,9 +28,8 @@ from d2pfed.training import ServerOptimizer
 
 with needs_extra("train", *TRAIN_PACKAGES):
     from d2pfed.api import EarlyStop, RunOptions, Training, fit
-    from d2pfed.api.fitting import MAIN_TASK
-    from d2pfed.api.job import made_by
     from d2pfed.api.progress import Watcher
+    from d2pfed.api.workload import MAIN_TASK, made_by
     from d2pfed.learning import LocalTraining, use_one_thread
 
 if TYPE_CHECKING:
@@ -125,6 +124,17 @@ def train(  # noqa: PLR0917 - one dictionary for each settings class
         wanted |= {"sampling": Sampling.NONE, "cohort_size": None}
         run |= {"backend": "auto"}
     population, rounds, cohort_size = (wanted.pop(each) for each in ("population", "rounds", "cohort_size"))
+    try:
+        parts = [] if stop["patience"] is None else stop_milestones.split(",")
+        milestones = tuple(int(part) for part in parts if part)
+    except ValueError:
+        raise ConfigError(
+            f"stop_milestones must be whole numbers with commas between, got {stop_milestones}"
+        ) from None
+    heard: Any = None if callback is None else made_by(callback, object)
+    if callback is not None and not callable(heard):
+        text = f"{callback} must return a function of a round's record and module, got {type(heard).__name__}"
+        raise ConfigError(text)
     watcher = Watcher(0, "round")
     try:
         result = fit(
@@ -141,10 +151,8 @@ def train(  # noqa: PLR0917 - one dictionary for each settings class
             | local
             | {"trainable": trainable.split(",") if "," in trainable else trainable, "weights": weights},
             server=server,
-            early_stop=None
-            if stop["patience"] is None
-            else EarlyStop(**stop, milestones=_numbers(stop_milestones)),
-            callbacks=() if callback is None else (_callback(callback),),
+            early_stop=None if stop["patience"] is None else EarlyStop(**stop, milestones=milestones),
+            callbacks=() if callback is None else (heard,),
             directory=None if name is None else Path("runs") / name,
             seed=seed,
             run=run | {"dropouts": parse_dropouts(lost), "baseline": baseline, "progress": watcher},
@@ -160,23 +168,7 @@ def train(  # noqa: PLR0917 - one dictionary for each settings class
     else:
         _print(result.summary, convert(PrivacyTarget, {"against": wanted["against"]})["against"])
     if result.summary.end.value in ("interrupted", "exhausted"):
-        sys.exit(EXHAUSTED if result.summary.end.value == "exhausted" else watcher.exit_status)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",") if part)
-    except ValueError:
-        raise ConfigError(f"stop_milestones must be whole numbers with commas between, got {text}") from None
-
-
-def _callback(name: str) -> Any:  # noqa: ANN401 - a user's function, called by fit
-    made = made_by(name)
-    if not callable(made):
-        raise ConfigError(
-            f"{name} must return a function of a round's record and module, got {type(made).__name__}"
-        )
-    return made
+        sys.exit(EXHAUSTED if result.summary.end.value == "exhausted" else 128 + watcher.caught)
 
 
 def _print(summary: "RunSummary", against: Observer) -> None:

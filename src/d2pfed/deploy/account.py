@@ -15,7 +15,7 @@ ALL = "all"  # a person's word that the budget is to count as spent
 NOTHING = "nothing"
 RUNS = "runs"
 
-_NOTHING_LEFT = "this client's cap or budget is reached: it takes no part"
+NOTHING_LEFT = "this client's cap or budget is reached: it takes no part"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class ClientAccount:
 
     def require_room(self, plan: Plan, run: str, history: ClientHistory) -> None:
         """Refuse a plan that may spend more than this client has left."""
-        spending = ClientSpending.of(history)
         self.require_below_cap(plan, run, history)
+        spending = ClientSpending.of(history)
         left = max(0, plan.max_participations - spending.participations(run))
         epsilon = spending.epsilon(self.budget.delta, [charged(plan, run, 0, 0)] * left)
         if epsilon > self.budget.epsilon:
@@ -68,18 +68,19 @@ class ClientAccount:
 
     def require_below_cap(self, plan: Plan, run: str, history: ClientHistory) -> None:
         """Refuse a run whose cap is reached where nothing is sampled: there, a refusal reveals nothing."""
-        participations = ClientSpending.of(history).participations(run)
-        if not _samples(plan) and participations >= plan.max_participations:
+        sent = ClientSpending.of(history).participations(run)
+        if plan.sampling.method is not Sampling.FIXED and sent >= plan.max_participations:
             raise ConfigError(
-                f"this client has sent {participations} vectors in run {run}, its plan allows {plan.max_participations}"
+                f"this client has sent {sent} vectors in run {run}, its plan allows {plan.max_participations}"
             )
 
-    def require_left(self, plan: Plan, run: str, number: int, attempt: int, history: ClientHistory) -> None:
-        """Refuse an attempt for which the cap or the budget leaves nothing, before any work is done for it."""
+    def sent_before(self, plan: Plan, release: Release, history: ClientHistory) -> int | None:
+        """Return how many vectors of a release's run were sent; None if the cap or the budget allows no further one."""
         spending = ClientSpending.of(history)
-        release = charged(plan, run, number, attempt)
-        if spending.participations(run) >= plan.max_participations or not self._affords(spending, release):
-            raise PeerError(_NOTHING_LEFT)
+        sent = spending.participations(release.run)
+        if sent >= plan.max_participations:
+            return None
+        return sent if spending.epsilon(self.budget.delta, [release]) <= self.budget.epsilon else None
 
     def charge(
         self,
@@ -93,29 +94,23 @@ class ClientAccount:
     ) -> int:
         """Record one more vector before it is made, and return how many of this run were sent before.
 
-        `require` checks the very log that the row is added to, and raises where nothing may be added.
-
-        The cap counts the vectors of all attempts of a run; what all runs cost together is the budget's. At the cap,
-        or with its budget spent, a client that was sampled sends zero and its noise, which costs nothing: the answer
-        is then the plan's cap. Elsewhere it refuses.
+        `require` checks the very log that the row is added to. At the cap of the run, or with the budget of all runs
+        spent, a client that was sampled sends zero and its noise, which costs nothing: the answer is then the plan's
+        cap. Elsewhere it refuses.
         Checked: test_flower_client_account.py::test_the_cap_counts_the_vectors_of_a_run.
         """
         release = charged(plan, run, number, attempt)
         while True:
             history = self.log.read()
             require(history)
-            spending = ClientSpending.of(history)
-            participations = spending.participations(run)
-            if participations >= plan.max_participations or not self._affords(spending, release):
-                if _samples(plan):
-                    return plan.max_participations
-                raise PeerError(_NOTHING_LEFT)
+            sent = self.sent_before(plan, release, history)
+            if sent is None and plan.sampling.method is Sampling.FIXED:
+                return plan.max_participations
+            if sent is None:
+                raise PeerError(NOTHING_LEFT)
             body = {"run": run, "release": encode_release(release), **note}
             if self.log.append(history, Entry.CHARGE, body) is not None:
-                return participations
-
-    def _affords(self, spending: ClientSpending, release: Release) -> bool:
-        return spending.epsilon(self.budget.delta, [release]) <= self.budget.epsilon
+                return sent
 
 
 def carried_over(choice: str, runs: Mapping[str, Plan]) -> dict[str, object]:
@@ -132,15 +127,9 @@ def carried_over(choice: str, runs: Mapping[str, Plan]) -> dict[str, object]:
 def charged(plan: Plan, run: str, number: int, attempt: int) -> Release:
     """Return what one vector is charged as: a sum with the noise of a quorum, without that of the plan's colluders.
 
-    A client's policy takes no plan for fewer colluders than it fears. Where a client has no noise of its own
-    (`shared`), nothing is left against colluders, as the plan says: there the noise of the sum is charged.
-
+    Where a client has no noise of its own (`shared`), the noise of the sum is charged.
     Guarantee: the budget holds against the server and the colluders that the plan allows for.
     Checked: test_flower_client_account.py::test_a_budget_holds_against_the_server_and_the_plans_colluders.
     """
     release, left = plan.release(run, number, attempt, (), plan.quorum), plan.contributed
     return release if left is None else replace(release, noise=left)
-
-
-def _samples(plan: Plan) -> bool:
-    return plan.sampling.method is Sampling.FIXED

@@ -10,9 +10,8 @@ from d2pfed.accounting import Sampling
 from d2pfed.deploy.account import ClientAccount
 from d2pfed.deploy.config import ClientConfig
 from d2pfed.deploy.layout import Layout
-from d2pfed.deploy.positions import Positions
 from d2pfed.deploy.requests import RunAnnouncement
-from d2pfed.deploy.rosters import accept_roster, current_roster
+from d2pfed.deploy.rosters import Positions, accept_roster, current_roster
 from d2pfed.deploy.state import AcceptedRuns, RunTerms, SavedPhase
 from d2pfed.errors import PeerError, RolledBack
 from d2pfed.ledger.client_log import ClientHistory, Entry
@@ -22,10 +21,10 @@ from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.plan import Plan, Policy, Protocol, decode_plan
 from d2pfed.plan.bounds import MOST_ATTEMPTS
-from d2pfed.round import enrolled_in, invited_session
+from d2pfed.round import accept_invitation, enrolled_in
 from d2pfed.secagg import Client, Contribute, Enrolment, Roster, Session, decode_invitation
 from d2pfed.secagg import History as Memory
-from d2pfed.secagg.position import sign_position
+from d2pfed.secagg.roster import sign_position
 from d2pfed.secagg.wire import MessageKind, kind_of
 
 _log = logging.getLogger("d2pfed.deploy")
@@ -40,11 +39,15 @@ def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> None:
     plan, layout = decode_plan(announcement.plan), Layout.decode(announcement.layout)
     enrolment, history = enrolment_of(config, announcement.roster)
     config.policy.check(plan, enrolled_in(None if enrolment is None else enrolment.roster))
-    require_same_dimension(plan, layout)
+    if layout.dimension != plan.codec.rotation.dimension:
+        raise PeerError("a plan must be for the parameters of its layout")
     ClientAccount(config.log, config.budget).require_room(plan, announcement.run, history)
-    roster = b"" if enrolment is None else enrolment.roster.digest
     terms = RunTerms(
-        announcement.plan, announcement.layout, announcement.first_draw, roster, verdict_of(config.policy)
+        announcement.plan,
+        announcement.layout,
+        announcement.first_draw,
+        b"" if enrolment is None else enrolment.roster.digest,
+        verdict_of(config.policy),
     )
     begun = {str(body["run"]): place for place, body in enumerate(history.bodies(Entry.BEGUN))}
     AcceptedRuns(config.directory).accept(announcement.run, terms, begun)
@@ -71,16 +74,19 @@ class ClientAttempt:
         """
         now = time.time()
         attempt = ClientAttempt.resume(config, SavedPhase("", invitation, now, now + seconds, b""))
-        ClientAccount(config.log, config.budget).require_below_cap(
-            attempt.plan, attempt.session.run, attempt.history
-        )
-        session = attempt.session
+        session, plan = attempt.session, attempt.plan
+        ClientAccount(config.log, config.budget).require_below_cap(plan, session.run, attempt.history)
 
         def require(history: ClientHistory) -> None:
-            require_later(history, session)
-            require_beginnings_left(history, session.run, attempt.plan)
-            if attempt.is_drawn:
-                require_unused_draw(history, session, attempt.plan)
+            rows = [row for row in history.bodies(Entry.BEGUN) if row["run"] == session.run]
+            last = max(((int(str(row["round"])), int(str(row["attempt"]))) for row in rows), default=(-1, -1))
+            if (session.round, session.attempt) <= last:  # stale, or repeated
+                raise PeerError(
+                    f"round {session.round}, attempt {session.attempt} of run {session.run} is stale: "
+                    f"round {last[0]}, attempt {last[1]} has begun here"
+                )
+            require_beginnings_left(history, session.run, plan)
+            attempt.require_unused_draw(history)
 
         row = {
             "run": session.run,
@@ -94,28 +100,6 @@ class ClientAttempt:
         history = note_begun(config, attempt.history, require, row)
         return replace(attempt, history=history, saved=replace(attempt.saved, run=session.run))
 
-    @property
-    def is_drawn(self) -> bool:
-        """Say whether the cohort follows from a verified draw."""
-        return self.enrolment is not None and self.enrolment.roster.depth is not None
-
-    def charge(self) -> int:
-        """Write the row of this attempt's vector, durably, and return how many of the run were sent before."""
-        session = self.session
-        return ClientAccount(self.config.log, self.config.budget).charge(
-            self.plan,
-            session.run,
-            session.round,
-            session.attempt,
-            {"session": session.digest.hex(), "roster": session.roster_digest.hex(), "draw": session.draw},
-            require=self.require_draw_left,
-        )
-
-    def require_draw_left(self, history: ClientHistory) -> None:
-        """Refuse a second vector on the draw of a partition: two runs may have begun on it before either got one."""
-        if self.is_drawn and self.plan.sampling.method is Sampling.ONCE:
-            require_unused_draw(history, self.session, self.plan)
-
     @staticmethod
     def resume(config: ClientConfig, saved: SavedPhase) -> "ClientAttempt":
         """Go on with what was kept, as the invitation has it."""
@@ -124,8 +108,30 @@ class ClientAttempt:
         invited = decode_invitation(saved.invitation, None if roster is None else roster.depth)
         terms, plan = agreed_plan(config, roster, invited.run, invited.client, Protocol.PAIRWISE)
         least = config.policy.least_cohort
-        session = invited_session(plan, saved.invitation, least, roster, terms.first_draw)
+        session = accept_invitation(plan, saved.invitation, least, roster, terms.first_draw)
         return ClientAttempt(config, enrolment, history, terms, plan, session, saved)
+
+    def charge(self) -> int:
+        """Write the row of this attempt's vector, durably, and return how many of the run were sent before."""
+        # Under `once` two runs may have begun on one draw before either got a vector, so it is looked at again.
+        session, is_once = self.session, self.plan.sampling.method is Sampling.ONCE
+        return ClientAccount(self.config.log, self.config.budget).charge(
+            self.plan,
+            session.run,
+            session.round,
+            session.attempt,
+            {"session": session.digest.hex(), "roster": session.roster_digest.hex(), "draw": session.draw},
+            require=self.require_unused_draw if is_once else lambda _history: None,
+        )
+
+    def require_unused_draw(self, history: ClientHistory) -> None:
+        """Refuse a draw that was used before under this roster, in any run; under `once`, one that got a vector."""
+        if self.enrolment is None or self.enrolment.roster.depth is None:
+            return
+        entry = Entry.CHARGE if self.plan.sampling.method is Sampling.ONCE else Entry.BEGUN
+        session, rows = self.session, history.bodies(entry)
+        if session.draw in [row["draw"] for row in rows if row["roster"] == session.roster_digest.hex()]:
+            raise PeerError(f"draw {session.draw} of this roster was used before")
 
     def answer(self, request: bytes, contribute: Contribute) -> tuple[bytes, bytes | None]:
         """Return the answer to a request, and the state to be kept for the next one, if there is one."""
@@ -153,7 +159,8 @@ def agreed_plan(
     if invited != config.client:
         raise PeerError(f"this is client {config.client}, the invitation is for client {invited}")
     terms = AcceptedRuns(config.directory).terms(run)
-    require_same_roster(run, terms, b"" if roster is None else roster.digest)
+    if terms.roster != (b"" if roster is None else roster.digest):  # population and draws may be others
+        raise PeerError(f"run {run} was announced under another roster: it must be announced again")
     plan = decode_plan(terms.plan)
     if terms.allowed != verdict_of(config.policy):
         config.policy.check(plan, enrolled_in(roster))  # its owner has changed it since, or the software
@@ -205,33 +212,6 @@ def verdict_of(policy: Policy) -> bytes:
     return digest("d2pfed allowed", software_digest(), canonical.encode(policy))
 
 
-def require_same_dimension(plan: Plan, layout: Layout) -> None:
-    """Refuse a plan for another number of parameters than the layout has."""
-    if layout.dimension != plan.codec.rotation.dimension:
-        raise PeerError("a plan must be for the parameters of its layout")
-
-
-def require_same_roster(run: str, terms: RunTerms, digest_now: bytes) -> None:
-    """Refuse to go on with a run that was allowed under another roster: population and draws may be others."""
-    if terms.roster != digest_now:
-        raise PeerError(f"run {run} was announced under another roster: it must be announced again")
-
-
-def require_later(history: ClientHistory, session: Session) -> None:
-    """Refuse an attempt that is not later than all that this client has begun in its run: stale, or repeated."""
-    begun = [
-        (int(str(body["round"])), int(str(body["attempt"])))
-        for body in history.bodies(Entry.BEGUN)
-        if body["run"] == session.run
-    ]
-    last = max(begun, default=(-1, -1))
-    if (session.round, session.attempt) <= last:
-        raise PeerError(
-            f"round {session.round}, attempt {session.attempt} of run {session.run} is stale: "
-            f"round {last[0]}, attempt {last[1]} has begun here"
-        )
-
-
 def require_beginnings_left(history: ClientHistory, run: str, plan: Plan) -> None:
     """Refuse to begin more often than a run of this plan needs: each time leaves a row in this client's log for ever.
 
@@ -251,14 +231,6 @@ def require_beginnings_left(history: ClientHistory, run: str, plan: Plan) -> Non
         raise PeerError(
             f"{begun - charged} attempts came to nothing within a day here, at most {UNCHARGED_A_DAY} may"
         )
-
-
-def require_unused_draw(history: ClientHistory, session: Session, plan: Plan) -> None:
-    """Refuse a draw that was used before under this roster, in any run; under `once`, one that got a vector."""
-    entry = Entry.CHARGE if plan.sampling.method is Sampling.ONCE else Entry.BEGUN
-    used = [body["draw"] for body in history.bodies(entry) if body["roster"] == session.roster_digest.hex()]
-    if session.draw in used:
-        raise PeerError(f"draw {session.draw} of this roster was used before")
 
 
 def enrolment_of(config: ClientConfig, brought: bytes = b"") -> tuple[Enrolment | None, ClientHistory]:

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
 
@@ -18,13 +18,15 @@ from d2pfed.deploy.layout import Layout, NamedArrays, decode_model, decode_task
 from d2pfed.deploy.requests import (
     HAS_KEYS,
     HAS_NO_KEYS,
+    MISSING,
     ExchangeRequest,
+    MissingBlob,
     RequestKind,
     RunAcceptance,
     RunAnnouncement,
 )
 from d2pfed.deploy.standing import STANDING_REQUESTS, StandingAttempt, answer_standing, holds_keys
-from d2pfed.deploy.state import LocalArrays, SavedPhase, SavedPhases
+from d2pfed.deploy.state import Blobs, LocalArrays, SavedPhases
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.files import FileError
 from d2pfed.noise.codec import FloatVector
@@ -55,9 +57,8 @@ class PrivateClient:
     """One client with its configuration, log, policy and saved phases; knows no transport and imports none.
 
     A transport builds one per request: all state is in the client's directory. `node` is the transport's number for
-    this end of the connection, which an enrolled client signs; `run_config` is the run's configuration as the
-    transport has brought it, which the task must agree with; `train` is called only for a mask request, and `purpose`
-    says which function of the app it is: a task for the other one is refused.
+    this end of the connection, which an enrolled client signs; the task must agree with `run_config`, the run's
+    configuration as the transport has brought it, and with `purpose`, the function of the app that `train` is.
 
     Guarantee: of what `train` returns, only the arrays that were announced are used, and they leave clipped, noised and
     masked. The text of an error that is raised holds nothing of the client's data or files: a transport may send it.
@@ -73,19 +74,20 @@ class PrivateClient:
     def answer(self, kind: RequestKind, data: bytes) -> bytes:
         """Return the answer to a request; raise PeerError or ConfigError where there is none."""
         with discreet():
-            if kind is RequestKind.ANNOUNCEMENT:
-                return self._accept(RunAnnouncement.decode(data)).encode()
             if kind is RequestKind.PRESENCE:
                 return HAS_KEYS if holds_keys(self.config, data) else HAS_NO_KEYS
-            return self._participate(ExchangeRequest.decode(data))
-
-    def _accept(self, announcement: RunAnnouncement) -> RunAcceptance:
-        """Accept a run that this client's policy and budget allow, and say which client this is."""
-        SavedPhases(self.config.directory).sweep()
-        accept_run(self.config, announcement)
-        statement = announcement.statement(self.node, self.config.client)
-        signature = b"" if self.config.secret is None else sign(self.config.secret, statement)
-        return RunAcceptance(self.config.client, signature)
+            if kind is RequestKind.EXCHANGE:
+                try:
+                    request = ExchangeRequest.decode(data, Blobs(self.config.directory))
+                except MissingBlob:
+                    return MISSING  # before anything has changed: it is asked again
+                return self._participate(request)
+            announcement = RunAnnouncement.decode(data)
+            SavedPhases(self.config.directory).sweep()
+            accept_run(self.config, announcement)
+            statement = announcement.statement(self.node, self.config.client)
+            signature = b"" if self.config.secret is None else sign(self.config.secret, statement)
+            return RunAcceptance(self.config.client, signature).encode()
 
     def _participate(self, request: ExchangeRequest) -> bytes:
         """Answer one frame of an attempt, from the phase that was saved, and save the next one."""
@@ -102,9 +104,7 @@ class PrivateClient:
             request.frame, lambda task, model, group: self._contribute(attempt, task, model, group)
         )
         if state is not None:
-            saved = attempt.saved
-            next_phase = SavedPhase(saved.run, saved.invitation, saved.begun, saved.expires, state)
-            phases.save(attempt.session.digest, next_phase)
+            phases.save(attempt.session.digest, replace(attempt.saved, state=state))
         return answer
 
     def _contribute(
@@ -112,15 +112,15 @@ class PrivateClient:
     ) -> RingVector:
         """Charge this client's own account, then train and return the ring vector, with the system's entropy.
 
-        Guarantee: the row is on the disk before any data is touched. From then on the vector always comes, whatever
-        fails: whether something fails may depend on the data, and a missing vector or the text of an error would show
-        it. What failed is for this client's own log; its contribution is zero and its noise.
+        Guarantee: the row is on the disk before any data is touched. From then on the vector always comes, zero and
+        its noise whatever fails: a missing vector or the text of an error could depend on the data.
         Checked: test_totality.py.
         """
         layout = Layout.decode(attempt.terms.layout)
         settings = decode_task(task, layout, self.run_config)
         require_purpose(settings, self.purpose)
-        attempt.config.policy.require_request(_request(settings))
+        asked = Request.STATISTICS if STATISTIC in settings else Request.TRAINING
+        attempt.config.policy.require_request(Request.EVALUATION if is_evaluation(settings) else asked)
         params = decode_model(model, layout)
         participant = Participant(
             plan=attempt.plan,
@@ -186,12 +186,6 @@ def end_copy(process: int) -> None:
         os._exit(1)
 
 
-def _request(settings: Mapping[str, object]) -> Request:
-    if is_evaluation(settings):
-        return Request.EVALUATION
-    return Request.STATISTICS if STATISTIC in settings else Request.TRAINING
-
-
 def require_purpose(settings: Mapping[str, object], purpose: Purpose) -> None:
     """Refuse a task for another function than the one that is called: all clients of a sum do the same."""
     if is_evaluation(settings) != (purpose is Purpose.EVALUATION):
@@ -231,31 +225,26 @@ class SingleUnits:
 
     def gradients(self, chosen: IntVector) -> Iterator[NDArray[np.float32]]:
         """Yield the vectors of the chosen units, a row of zeros for one that has none."""
-        first_failure: list[BaseException] = []
+        failures: list[BaseException] = []
         step = max(1, _TOGETHER // self.dimension)
         for start in range(0, len(chosen), step):
-            yield np.stack([self._vector(int(unit), first_failure) for unit in chosen[start : start + step]])
-        if first_failure:
+            part = chosen[start : start + step]
+            rows = np.zeros((len(part), self.dimension), np.float32)
+            for row, unit in zip(rows, part, strict=True):
+                try:
+                    (given,) = islice(self.units.gradients(np.array([int(unit)])), 2)
+                    found: NDArray[np.floating] = np.asarray(given)
+                    if found.shape == (1, self.dimension) and np.issubdtype(found.dtype, np.floating):
+                        with np.errstate(all="ignore"):  # what is not finite counts as zero later
+                            row[:] = found[0]
+                    else:
+                        kind = f"{found.dtype} of shape {found.shape}"
+                        failures = failures or [
+                            ConfigError(f"a unit's vector must be one row of floats, got {kind}")
+                        ]
+                except BaseException as error:  # noqa: BLE001 - an exit or an interrupt too: it is this unit's alone
+                    failures = failures or [error]
+            yield rows
+        if failures:
             with suppress(BaseException):  # a unit may have broken the log, and must not take the others along
-                _log.error("units without a vector count as zero; this is the first", exc_info=first_failure[0])
-
-    def _vector(self, unit: int, first_failure: list[BaseException]) -> NDArray[np.float32]:
-        try:
-            (given,) = islice(self.units.gradients(np.array([unit])), 2)
-            found: NDArray[np.floating] = np.asarray(given)
-            require_row(found, self.dimension)
-            with np.errstate(all="ignore"):  # what is not finite counts as zero later
-                row: NDArray[np.float32] = found[0].astype(np.float32)
-        except BaseException as error:  # noqa: BLE001 - whatever it was, an exit or an interrupt, it is this unit's alone
-            if not first_failure:
-                first_failure.append(error)
-            return np.zeros(self.dimension, np.float32)
-        return row
-
-
-def require_row(found: NDArray[np.floating], dimension: int) -> None:
-    """Refuse what is not one row of so many floating-point numbers."""
-    if found.shape != (1, dimension) or not np.issubdtype(found.dtype, np.floating):
-        raise ConfigError(
-            f"a unit's vector must be a row of {dimension} floats, got {found.dtype} of shape {found.shape}"
-        )
+                _log.error("units without a vector count as zero; this is the first", exc_info=failures[0])

@@ -1,4 +1,4 @@
-"""A client's own configuration: its identity, authority, policy and budget. Nothing in it comes from the server."""
+"""A client's own configuration: identity, keys, authority, policy and budget. Nothing in it comes from the server."""
 
 import json
 import math
@@ -11,11 +11,10 @@ from reprlib import repr as shortened
 from typing import Any, get_origin, get_type_hints
 
 from d2pfed.accounting import Unit
-from d2pfed.deploy.signing_keys import decode_public, make_secret, read_secret
 from d2pfed.errors import ConfigError
 from d2pfed.ledger.client_log import ClientLog
-from d2pfed.ledger.files import create_file, make_directory, read_file, require_directory
-from d2pfed.numerics.randomness import KEY_BYTES, digest
+from d2pfed.ledger.files import OTHERS_MAY_USE, create_file, make_directory, read_file, require_directory
+from d2pfed.numerics.randomness import KEY_BYTES, Entropy, digest
 from d2pfed.plan import MechanismName, Policy
 from d2pfed.secagg import Consistency
 from d2pfed.secagg.crypto import signing_public
@@ -55,6 +54,42 @@ delta = 1e-5
 """
 
 
+def make_secret(file: Path) -> bytes:
+    """Make a private key and return its public half; never overwrites one."""
+    secret = Entropy.system().require_system().stream().bytes(KEY_BYTES)
+    try:
+        create_file(file, secret)
+    except FileExistsError:
+        raise ConfigError(f"{file} holds a key already") from None
+    return signing_public(secret)
+
+
+def read_secret(file: Path) -> bytes:
+    """Return a private key; refuse one that others can read, and links."""
+    data = read_file(file, forbidden=OTHERS_MAY_USE)
+    if data is None:
+        raise ConfigError(f"there is no key in {file}")
+    if len(data) != KEY_BYTES:
+        raise ConfigError(f"{file} must have {KEY_BYTES} bytes, got {len(data)}")
+    return data
+
+
+def default_signing_key() -> Path:
+    """Return where this user's key for certificates is, if no other is named."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "d2pfed" / "certificate.key"
+
+
+def decode_public(text: str) -> bytes:
+    """Return a public key from its hexadecimal digits."""
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ConfigError(f"a public key has {2 * KEY_BYTES} hexadecimal digits, got {text[:80]!r}")
+    return key
+
+
 @dataclass(frozen=True, slots=True)
 class ClientBudget:
     """What all runs together may cost one client, against the server and the colluders that each plan allows for."""
@@ -89,11 +124,6 @@ class ClientConfig:
             raise ConfigError(
                 f"the anchor must be outside of the client's directory {self.directory}, got {self.anchor}"
             )
-
-    @property
-    def consistency(self) -> Consistency:
-        """How this client knows that all clients were sent the same."""
-        return Consistency.ASSUMED if self.secret is None else Consistency.SIGNED
 
     @property
     def log(self) -> ClientLog:
@@ -176,18 +206,23 @@ def read_client_config(directory: Path) -> ClientConfig:
         _require_types(settings, _TYPES)
         is_assumed = Consistency(settings.get("consistency", Consistency.SIGNED)) is Consistency.ASSUMED
         client, authority = settings["client"], NOBODY if is_assumed else decode_public(settings["authority"])
-        anchor = settings.get("anchor")
+        paths = {
+            name: Path(settings[name]).expanduser().absolute() for name in ("anchor", "state") if name in settings
+        }
+        tables: dict[str, Any] = {}
+        for name, kind in (("policy", Policy), ("budget", ClientBudget)):
+            tables[name] = settings.get(name, {})
+            hints = get_type_hints(kind).items()
+            _require_types(tables[name], {key: list if get_origin(hint) is tuple else hint for key, hint in hints})
         return ClientConfig(
             directory=directory,
             client=client,
             authority=authority,
-            anchor=Path(anchor).expanduser().absolute()
-            if anchor is not None
-            else default_anchor(authority, client),
-            policy=Policy(**_table(settings, "policy", Policy)),
-            budget=ClientBudget(**_table(settings, "budget", ClientBudget)),
+            anchor=paths.get("anchor") or default_anchor(authority, client),
+            policy=Policy(**tables["policy"]),
+            budget=ClientBudget(**tables["budget"]),
             secret=None if authority == NOBODY else read_secret(directory / "key"),
-            state=Path(settings["state"]).expanduser().absolute() if "state" in settings else None,
+            state=paths.get("state"),
             keys_on_disk=settings.get("keys_on_disk", False),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -195,10 +230,7 @@ def read_client_config(directory: Path) -> ClientConfig:
 
 
 def simulated_client_config(root: Path, partition: object) -> ClientConfig:
-    """Return the config of a simulated client, which accepts any plan with a cohort of at least two.
-
-    Only here a log is begun without a person: it protects nobody.
-    """
+    """Return the config of a simulated client, which accepts any plan and begins its own log: it protects nobody."""
     if not isinstance(partition, int):
         raise ConfigError(f"a simulated client needs a partition-id, got {partition!r}")
     config = ClientConfig(
@@ -224,14 +256,6 @@ def simulated_client_config(root: Path, partition: object) -> ClientConfig:
     if not (config.anchor.exists() or (config.directory / "log").exists()):
         config.log.create({"carried": "nothing"})
     return config
-
-
-def _table(settings: Mapping[str, Any], name: str, kind: type) -> dict[str, Any]:
-    """Return a table of settings that all have the type of their field."""
-    table: dict[str, Any] = settings.get(name, {})
-    hints = get_type_hints(kind)
-    _require_types(table, {name: list if get_origin(hint) is tuple else hint for name, hint in hints.items()})
-    return table
 
 
 def _require_types(settings: Mapping[str, object], types: Mapping[str, type]) -> None:

@@ -46,16 +46,6 @@ class ArraySpec:
         if len(self.shape) > 32 or any(not 0 <= length < _MOST_PARAMS for length in self.shape):
             raise ConfigError(f"array {self.name!r} must have at most 32 lengths, each in [0, {_MOST_PARAMS})")
 
-    @staticmethod
-    def of(name: str, array: np.ndarray) -> "ArraySpec":
-        """Return what a named array looks like."""
-        return ArraySpec(name, tuple(array.shape), array.dtype.name)
-
-    @property
-    def size(self) -> int:
-        """How many numbers it has."""
-        return math.prod(self.shape)
-
 
 @dataclass(frozen=True, slots=True)
 class LocalArray:
@@ -80,20 +70,6 @@ class LocalArray:
         ):
             raise ConfigError(f"array {self.name!r} must have the bytes of its shape, got {len(self.data)}")
 
-    @staticmethod
-    def of(name: str, array: np.ndarray) -> "LocalArray":
-        """Return a named array with its value."""
-        return LocalArray(name, tuple(array.shape), array.dtype.name, array.tobytes())
-
-    def fits(self, array: np.ndarray) -> bool:
-        """Say whether an array has this one's shape and type."""
-        return (tuple(array.shape), array.dtype.name) == (self.shape, self.type)
-
-    @property
-    def value(self) -> np.ndarray:
-        """The value before the first round."""
-        return np.frombuffer(self.data, self.type).reshape(self.shape).copy()
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -103,15 +79,15 @@ class Layout:
     local: tuple[LocalArray, ...] | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
 
     def __post_init__(self) -> None:
-        if len(self.entries) > _MOST_ARRAYS:
-            raise ConfigError(f"a model must have at most {_MOST_ARRAYS} arrays, got {len(self.entries)}")
+        names = [*(entry.name for entry in self.entries), *(array.name for array in self.local or ())]
+        if len(names) > _MOST_ARRAYS:
+            raise ConfigError(f"a model must have at most {_MOST_ARRAYS} arrays, got {len(names)}")
         if not 0 < self.dimension < _MOST_PARAMS:
             raise ConfigError(f"a model must have between 1 and {_MOST_PARAMS} parameters")
-        names = [*(entry.name for entry in self.entries), *(array.name for array in self.local or ())]
-        if len(names) > _MOST_ARRAYS or sum(len(array.data) for array in self.local or ()) > MOST_LOCAL_BYTES:
+        if sum(len(array.data) for array in self.local or ()) > MOST_LOCAL_BYTES:
             raise ConfigError(
-                f"a model must have at most {_MOST_ARRAYS} arrays, and {MOST_LOCAL_BYTES:,} bytes in those that stay "
-                f"local: send only what is trained, and load it with strict=False"
+                f"a model must have at most {MOST_LOCAL_BYTES:,} bytes in the arrays that stay local: send only what "
+                f"is trained, and load it with strict=False"
             )
         if len(set(names)) != len(names):
             raise ConfigError("the arrays of a model must have names of their own")
@@ -122,10 +98,12 @@ class Layout:
         names = arrays.keys() if trained is None else set(trained)
         if missing := sorted(set(names) - arrays.keys()):
             raise ConfigError(f"the arrays must have all that is trained, and lack {missing[0]!r}")
-        local = tuple(LocalArray.of(name, array) for name, array in arrays.items() if name not in names)
-        return Layout(
-            tuple(ArraySpec.of(name, array) for name, array in arrays.items() if name in names), local or None
+        shapes = {name: (name, tuple(array.shape), array.dtype.name) for name, array in arrays.items()}
+        trained_arrays = tuple(ArraySpec(*shape) for name, shape in shapes.items() if name in names)
+        local = tuple(
+            LocalArray(*shape, arrays[name].tobytes()) for name, shape in shapes.items() if name not in names
         )
+        return Layout(trained_arrays, local or None)
 
     @staticmethod
     def decode(text: str) -> "Layout":
@@ -142,26 +120,30 @@ class Layout:
     @property
     def dimension(self) -> int:
         """How many parameters there are."""
-        return sum(entry.size for entry in self.entries)
+        return sum(math.prod(entry.shape) for entry in self.entries)
 
     def flatten(self, arrays: NamedArrays) -> FloatVector:
-        """Return the layout's parameters as one vector; refuse arrays that lack one or have it in another shape.
-
-        Arrays of other names are left out: what a client freezes, or counts, stays with it.
-        """
+        """Return the layout's parameters as one vector; arrays of other names stay with the client."""
         named = {entry.name: arrays[entry.name] for entry in self.entries if entry.name in arrays}
-        found = tuple(ArraySpec.of(name, array) for name, array in named.items())
+        found = tuple(ArraySpec(name, tuple(array.shape), array.dtype.name) for name, array in named.items())
         if found != self.entries:
-            raise ConfigError(f"the arrays must be {_names(self.entries)}, got {_names(found)}")
+            wanted, got = (
+                ", ".join(f"{entry.name} {entry.shape} {entry.type}" for entry in entries) or "none of them"
+                for entries in (self.entries, found)
+            )
+            raise ConfigError(f"the arrays must be {wanted}, got {got}")
         return np.concatenate([array.ravel().astype(np.float32) for array in named.values()])
 
     def initial_local(self) -> dict[str, np.ndarray]:
         """Return the arrays that stay local as they are before the first round."""
-        return {array.name: array.value for array in self.local or ()}
+        return {
+            array.name: np.frombuffer(array.data, array.type).reshape(array.shape).copy()
+            for array in self.local or ()
+        }
 
     def unflatten(self, params: FloatVector) -> dict[str, np.ndarray]:
         """Return the named arrays of a flat vector."""
-        ends = np.cumsum([entry.size for entry in self.entries])[:-1]
+        ends = np.cumsum([math.prod(entry.shape) for entry in self.entries])[:-1]
         parts = zip(self.entries, np.split(params, ends), strict=True)
         return {entry.name: part.reshape(entry.shape).astype(entry.type) for entry, part in parts}
 
@@ -172,10 +154,7 @@ _LAYOUT_TYPES = {"Layout": Layout, "ArraySpec": ArraySpec, "LocalArray": LocalAr
 def encode_task(
     layout: Layout, config: Mapping[str, object], run_config: Mapping[str, object] = MappingProxyType({})
 ) -> bytes:
-    """Return all that decides what is trained, beside the parameters, as bytes that all clients must see alike.
-
-    `run_config` is the configuration of the run, which clients get from the SuperLink and compare with this.
-    """
+    """Return all that decides what is trained, beside the parameters, as bytes that all clients must see alike."""
     if _RUN_CONFIG in config:
         raise ConfigError(f"a training configuration must not have the reserved name {_RUN_CONFIG}")
     settings = {**config, _RUN_CONFIG: dict(run_config)} if run_config else dict(config)
@@ -192,9 +171,7 @@ def encode_task(
 def decode_task(
     task: bytes, layout: Layout, run_config: Mapping[str, object] = MappingProxyType({})
 ) -> dict[str, object]:
-    """Return the training configuration of a round; refuse a task for another layout than the one announced.
-
-    A task is also refused if this client was given another configuration of the run than the task states.
+    """Return the settings of a round; refuse a task for another layout or another configuration of the run.
 
     Guarantee: what a client trains is in the context of its masks, so clients that were sent different names, shapes
     or settings do not cancel. Checked: test_flower_malicious_server.py::test_other_names_for_other_clients_give_no_sum.
@@ -205,9 +182,13 @@ def decode_task(
         config = json.loads(task[4 + size :])
     except (ValueError, RecursionError):
         config = None
-    sent_run_config = config.pop(_RUN_CONFIG, {}) if isinstance(config, dict) else None
-    if not isinstance(config, dict) or not all(_is_setting(value) for value in config.values()):
+    if not isinstance(config, dict):
         raise PeerError("a training configuration must be a flat JSON object")
+    sent_run_config = config.pop(_RUN_CONFIG, {})
+    for value in config.values():  # each a number, a text, or a list of one of these types
+        items = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, (bool, int, float, str)) for item in items) or len(set(map(type, items))) > 1:
+            raise PeerError("a training configuration must be a flat JSON object")
     require_run_config(sent_run_config, run_config)
     return config
 
@@ -216,12 +197,6 @@ def require_layout(sent: bytes, announced: Layout) -> None:
     """Refuse to train other arrays than those this run was announced with."""
     if sent != announced.encode().encode():
         raise PeerError("a task must be for the layout that the run was announced with")
-
-
-def _is_setting(value: object) -> bool:
-    """Say whether a value is a number, a text, or a list of one of these types."""
-    items = value if isinstance(value, list) else [value]
-    return all(isinstance(item, (bool, int, float, str)) for item in items) and len({type(i) for i in items}) <= 1
 
 
 def require_run_config(sent: object, own: Mapping[str, object]) -> None:
@@ -243,7 +218,3 @@ def decode_model(data: bytes, layout: Layout) -> FloatVector:
     if len(data) != layout.dimension * _PARAMS.itemsize:
         raise PeerError(f"a model of {layout.dimension} parameters was expected, got {len(data)} bytes")
     return np.frombuffer(data, _PARAMS).astype(np.float32)
-
-
-def _names(entries: tuple[ArraySpec, ...]) -> str:
-    return ", ".join(f"{entry.name} {entry.shape} {entry.type}" for entry in entries) or "none of them"

@@ -4,27 +4,34 @@ A transport carries (kind, bytes) one way and bytes the other; nothing here know
 in is measured before anything is made of it: sizes first, then numbers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import version
 
+from d2pfed.deploy.state import Blobs
 from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import digest
 from d2pfed.secagg.crypto import SIGNATURE_BYTES
-from d2pfed.secagg.wire import ClientId, Reader, pack_integer
+from d2pfed.secagg.wire import VERSION, ClientId, Reader, pack_integer, pack_text
 
-MAX_RUN_BYTES = 255
-MAX_PLAN_BYTES = 1 << 16
-MAX_LAYOUT_BYTES = 1 << 22
-MAX_ROSTER_BYTES = 1 << 26
 MAX_FRAME_BYTES = 1 << 31
 MAX_DRAWS = 1 << 20
 MAX_ATTEMPT_SECONDS = 7 * 86_400.0  # no client keeps the secrets of an attempt for longer
 
-HAS_KEYS, HAS_NO_KEYS = b"\x01", b"\x00"  # answers to a request for presence
+PLAN_VERSION = 1  # of a plan's canonical text
 
+HAS_KEYS, HAS_NO_KEYS = b"\x01", b"\x00"  # answers to a request for presence
+MISSING = b""  # the answer of a client that lacks the blob that a request refers to
+
+# The fields of an announcement, and how many bytes each may have.
+_FIELDS = {"a run's name": 255, "a plan": 1 << 16, "a layout": 1 << 22, "a roster": 1 << 26}
 _ID_BYTES = 8
 _SIZE_BYTES = 4
 _TIME_BYTES = 8
+_DIGEST_BYTES = 32
+_INLINE, _ATTACHED, _REFERRED = range(3)  # where the end of a frame is
 
 
 class RequestKind(StrEnum):
@@ -35,41 +42,62 @@ class RequestKind(StrEnum):
     PRESENCE = "d2pfed.presence"  # whether a silo is there, with the keys of an epoch
 
 
+@cache
+def own_versions() -> tuple[str, int, int]:
+    """Return this side's release, and its versions of messages and plans, in which both sides must agree."""
+    return version("d2pfed"), VERSION, PLAN_VERSION
+
+
+def _pack_versions() -> bytes:
+    release, wire, plan = own_versions()
+    return pack_text(release) + pack_integer(wire, 2) + pack_integer(plan, 2)
+
+
+def _require_versions(reader: Reader, whose: str) -> None:
+    """Refuse another version than ours, in one line that names both; every version begins with these fields."""
+    found, own = (reader.text()[:40], reader.integer(2), reader.integer(2)), own_versions()
+    if found[1:] != own[1:]:
+        theirs, ours = (f"d2pfed {release!a} (wire {wire}, plan {plan})" for release, wire, plan in (found, own))
+        raise PeerError(f"{whose} has {theirs}, and this side has {ours}: they do not fit")
+
+
 @dataclass(frozen=True, slots=True)
 class RunAnnouncement:
-    """The first request of a run: its name, plan, model layout, first draw and, for enrolled clients, the roster.
-
-    The roster is as the authority has signed it; empty where no client is enrolled.
-    """
+    """The first request of a run: its name, plan, model layout, first draw and, for enrolled clients, the roster."""
 
     run: str
     plan: str
     layout: str
     first_draw: int = 0
-    roster: bytes = b""
+    roster: bytes = b""  # as the authority has signed it; empty where no client is enrolled
 
     def encode(self) -> bytes:
         """Return the bytes of the request."""
         fields = (self.run.encode(), self.plan.encode(), self.layout.encode(), self.roster)
-        return pack_integer(self.first_draw, 8) + b"".join(
-            pack_integer(len(field), _SIZE_BYTES) + field for field in fields
-        )
+        sized = (pack_integer(len(field), _SIZE_BYTES) + field for field in fields)
+        return b"".join((_pack_versions(), pack_integer(self.first_draw, 8), *sized))
 
     @staticmethod
     def decode(data: bytes) -> "RunAnnouncement":
-        """Read the bytes of the request."""
+        """Read the bytes of the request; refuse a server whose version does not fit."""
         reader = Reader(memoryview(data))
-        first = reader.integer(8)
-        run = _text(reader, "a run's name", MAX_RUN_BYTES)
-        plan = _text(reader, "a plan", MAX_PLAN_BYTES)
-        layout = _text(reader, "a layout", MAX_LAYOUT_BYTES)
-        roster = _field(reader, "a roster", MAX_ROSTER_BYTES)
+        _require_versions(reader, "the server")
+        first, fields = reader.integer(8), []
+        for what, most in _FIELDS.items():
+            size = reader.integer(_SIZE_BYTES)
+            if size > most:
+                raise PeerError(f"{what} must have a size of at most {most}, got {size}")
+            fields.append(reader.take(size))
         reader.end()
+        try:
+            run, plan, layout = (field.decode() for field in fields[:3])
+        except UnicodeDecodeError:
+            raise PeerError("a run's name, its plan and its layout must be UTF-8") from None
         if not run or not run.isprintable():
             raise PeerError("a run needs a name of printable characters")
         if first >= MAX_DRAWS:
             raise PeerError(f"a run's first draw must be in [0, {MAX_DRAWS})")
-        return RunAnnouncement(run, plan, layout, first, roster)
+        return RunAnnouncement(run, plan, layout, first, fields[3])
 
     def statement(self, node: int, client: ClientId) -> bytes:
         """Return what an enrolled client signs: that this node speaks for it in this run."""
@@ -86,41 +114,61 @@ class RunAcceptance:
 
     def encode(self) -> bytes:
         """Return the bytes of the answer."""
-        return pack_integer(self.client, _ID_BYTES) + self.signature
+        return _pack_versions() + pack_integer(self.client, _ID_BYTES) + self.signature
 
     @staticmethod
     def decode(data: bytes) -> "RunAcceptance":
-        """Read the bytes of the answer."""
-        if len(data) not in (_ID_BYTES, _ID_BYTES + SIGNATURE_BYTES):
+        """Read the bytes of the answer; refuse a client whose version does not fit."""
+        reader = Reader(memoryview(data))
+        _require_versions(reader, "the client")
+        client, signature = reader.integer(_ID_BYTES), reader.rest()
+        if len(signature) not in (0, SIGNATURE_BYTES):
             raise PeerError(f"an acceptance must have an identity and a signature, got {len(data)} bytes")
-        return RunAcceptance(int.from_bytes(data[:_ID_BYTES], "little"), data[_ID_BYTES:])
+        return RunAcceptance(client, signature)
+
+
+class MissingBlob(PeerError):  # noqa: N818 - the name of the event, not of a defect
+    """A request refers to bytes that this client does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """What the frames of an exchange end with, a round's model: sent to a node once, then referred to by SHA-256."""
+
+    data: bytes = field(repr=False)
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRequest:
     """One frame of secure aggregation, and how many seconds the server waits for its answer and for the attempt.
 
-    The answer to it is a frame and nothing else.
+    The answer to it is a frame and nothing else, or `MISSING`. What the frame binds is whole again once it is decoded.
     """
 
     frame: bytes
     seconds: float
     attempt_seconds: float
 
-    def encode(self) -> bytes:
-        """Return the bytes of the request; times are sent in whole milliseconds."""
-        return b"".join(
-            (
-                pack_integer(round(self.seconds * 1000), _TIME_BYTES),
-                pack_integer(round(self.attempt_seconds * 1000), _TIME_BYTES),
-                self.frame,
-            )
-        )
+    def encode(self, blob: Blob | None = None, *, is_known: bool = False) -> bytes:
+        """Return the bytes of the request, without a blob that `is_known`; times are in whole milliseconds."""
+        times = (round(seconds * 1000) for seconds in (self.seconds, self.attempt_seconds))
+        packed = b"".join(pack_integer(time, _TIME_BYTES) for time in times)
+        if blob is None or not self.frame.endswith(blob.data):
+            return packed + bytes([_INLINE]) + self.frame
+        head = self.frame[: len(self.frame) - len(blob.data)]
+        where = bytes([_REFERRED if is_known else _ATTACHED])
+        size = pack_integer(len(blob.data), _ID_BYTES)
+        return b"".join((packed, where, blob.digest, size, head, b"" if is_known else blob.data))
 
     @staticmethod
-    def decode(data: bytes) -> "ExchangeRequest":
-        """Read the bytes of the request."""
-        require_frame_size(data)
+    def decode(data: bytes, blobs: Blobs | None = None) -> "ExchangeRequest":
+        """Read the bytes of the request; raises MissingBlob where it refers to one that `blobs` does not have.
+
+        Guarantee: the frame ends with bytes of the digest that is stated. Checked: test_flower_blobs.py.
+        """
+        if len(data) > MAX_FRAME_BYTES:
+            raise PeerError(f"a frame must have a size of at most {MAX_FRAME_BYTES}, got {len(data)}")
         reader = Reader(memoryview(data))
         seconds, whole = reader.integer(_TIME_BYTES) / 1000, reader.integer(_TIME_BYTES) / 1000
         if not 0 < seconds <= whole <= MAX_ATTEMPT_SECONDS:
@@ -128,27 +176,20 @@ class ExchangeRequest:
                 f"a request must wait for 0 < seconds <= attempt_seconds <= {MAX_ATTEMPT_SECONDS:g}, "
                 f"got {seconds:g} and {whole:g}"
             )
-        return ExchangeRequest(reader.rest(), seconds, whole)
-
-
-def require_frame_size(data: bytes) -> None:
-    """Refuse more bytes than any frame has."""
-    _require_at_most("a frame", len(data), MAX_FRAME_BYTES)
-
-
-def _text(reader: Reader, what: str, most: int) -> str:
-    try:
-        return _field(reader, what, most).decode()
-    except UnicodeDecodeError:
-        raise PeerError(f"{what} must be UTF-8") from None
-
-
-def _field(reader: Reader, what: str, most: int) -> bytes:
-    size = reader.integer(_SIZE_BYTES)
-    _require_at_most(what, size, most)
-    return reader.take(size)
-
-
-def _require_at_most(what: str, size: int, most: int) -> None:
-    if size > most:
-        raise PeerError(f"{what} must have a size of at most {most}, got {size}")
+        where = reader.integer(1)
+        if where == _INLINE:
+            return ExchangeRequest(reader.rest(), seconds, whole)
+        stated, size, rest = reader.take(_DIGEST_BYTES), reader.integer(_ID_BYTES), reader.rest()
+        if where == _ATTACHED:
+            blob = rest[-size:] if 0 < size <= len(rest) else b""
+            if sha256(blob).digest() != stated:
+                raise PeerError("a blob must have the digest that it is sent under")
+            if blobs is not None:
+                blobs.keep(stated, blob)
+            return ExchangeRequest(rest, seconds, whole)
+        if where != _REFERRED:
+            raise PeerError(f"a request is whole, brings a blob or refers to one, got {where}")
+        found = None if blobs is None else blobs.find(stated)
+        if found is None or len(found) != size:
+            raise MissingBlob("this client does not have the blob that a request refers to")
+        return ExchangeRequest(rest + found, seconds, whole)

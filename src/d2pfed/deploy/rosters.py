@@ -1,4 +1,4 @@
-"""Rosters: which one a client goes by, and how an authority makes the next one with a server's draws."""
+"""Rosters: which one a client goes by, how an authority makes the next one, a server's draws, clients' positions."""
 
 import json
 import logging
@@ -8,23 +8,43 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
-from d2pfed.deploy.config import ClientConfig
-from d2pfed.deploy.positions import Positions
-from d2pfed.deploy.signing_keys import decode_public
+from d2pfed.deploy.config import ClientConfig, decode_public
 from d2pfed.errors import ConfigError, DamagedFile, PeerError
 from d2pfed.ledger.client_log import ClientHistory, Entry
-from d2pfed.ledger.files import OTHERS_MAY_USE, FileError, create_file, locked, read_file, replace_file
+from d2pfed.ledger.files import (
+    OTHERS_MAY_USE,
+    FileError,
+    append_file,
+    create_file,
+    locked,
+    read_file,
+    replace_file,
+    truncate_file,
+)
 from d2pfed.ledger.rows import Head
-from d2pfed.numerics.randomness import KEY_BYTES, Entropy
+from d2pfed.numerics.randomness import KEY_BYTES, Entropy, digest
 from d2pfed.secagg import Enrolment, Roster, decode_roster, issue_roster
 from d2pfed.secagg.draws import MOST_DEPTH, DrawTree
-from d2pfed.secagg.position import Position, verify_position
-from d2pfed.secagg.roster import NO_ROOT, Floor, not_before, require_serial, require_unexpired
-from d2pfed.secagg.wire import ClientId
+from d2pfed.secagg.roster import (
+    NO_ROOT,
+    POSITION_BYTES,
+    Position,
+    not_before,
+    require_serial,
+    require_unexpired,
+    unpack_position,
+    verify_position,
+)
+from d2pfed.secagg.wire import ClientId, pack_integer
 
 _log = logging.getLogger("d2pfed.deploy")
 
 DEPTH = 12  # 4,096 draws for all runs under one roster
+
+_FILE = "roster"  # in a client's directory
+_ID_BYTES, _KEY_BYTES = 8, 8  # of a position's record
+_RECORD_BYTES = _ID_BYTES + _KEY_BYTES + POSITION_BYTES
+_SPARE_RECORDS = 1 << 10  # that a file of positions may hold beside the latest ones before it is written anew
 
 Clock = Callable[[], float]
 
@@ -52,8 +72,12 @@ def accept_roster(config: ClientConfig, data: bytes, clock: Clock = time.time) -
     roster = decode_roster(data, config.authority)
     while True:
         history = config.log.read()
-        _check(config, roster, history, clock)
-        enrolment = Enrolment(_secret(config), roster)
+        _require_acceptable(config, roster, history, clock)
+        if config.secret is None:
+            raise ConfigError(
+                "this client is not enrolled: its settings assume that the server keeps to the protocol"
+            )
+        enrolment = Enrolment(config.secret, roster)
         enrolment.require_self(config.client)
         if roster.serial == history.serial:
             break
@@ -62,14 +86,34 @@ def accept_roster(config: ClientConfig, data: bytes, clock: Clock = time.time) -
         if added is not None:
             history = added
             break
-    if read_file(_file(config)) != data:
-        replace_file(_file(config), data)
+    file = config.directory / _FILE
+    if read_file(file) != data:
+        replace_file(file, data)
     return enrolment, history
+
+
+def _require_acceptable(config: ClientConfig, roster: Roster, history: ClientHistory, clock: Clock) -> None:
+    """Refuse a roster without this client, out of order, expired, or ahead of this client's log."""
+    roster.key(config.client)
+    try:
+        require_serial(roster, history.serial, bytes.fromhex(history.roster))
+    except PeerError as error:
+        _log.error("this roster is not gone by: %s", error)
+        raise
+    issued = [body["issued"] for body in history.bodies(Entry.ROSTER) if isinstance(body["issued"], int)]
+    latest = max(
+        roster.issued, history.latest_seconds(), *issued, 0
+    )  # no clock can be before it by more than a day
+    require_unexpired(roster, not_before(int(clock()), latest))
+    floor = Head(*roster.floors[config.client])
+    if not history.holds(floor):  # the log was lost or cloned
+        config.log.mark("in the authority's roster", floor)
+        raise PeerError(f"the authority has seen position {floor.seq} of this client, which its log does not hold")
 
 
 def current_roster(config: ClientConfig, clock: Clock = time.time) -> tuple[Enrolment, ClientHistory]:
     """Return the enrolment under the roster that this client has."""
-    data = read_file(_file(config))
+    data = read_file(config.directory / _FILE)
     if data is None:
         raise FileError(
             f"there is no roster in {config.directory}: it comes with a run's announcement, or `d2pfed client enrol`"
@@ -79,46 +123,8 @@ def current_roster(config: ClientConfig, clock: Clock = time.time) -> tuple[Enro
 
 def read_own_roster(config: ClientConfig) -> Roster | None:
     """Return the roster in a client's directory, whether it is still good or not."""
-    data = read_file(_file(config))
+    data = read_file(config.directory / _FILE)
     return None if data is None else decode_roster(data, config.authority)
-
-
-def require_floor(roster: Roster, client: int, history: ClientHistory) -> None:
-    """Refuse a roster whose authority has seen a position of this client that its log lacks: it was lost or cloned."""
-    count, head = roster.floors[client]
-    if not history.holds(Head(count, head)):
-        raise PeerError(f"the authority has seen position {count} of this client, which its log does not hold")
-
-
-def _check(config: ClientConfig, roster: Roster, history: ClientHistory, clock: Clock) -> None:
-    roster.key(config.client)
-    try:
-        require_serial(roster, history.serial, bytes.fromhex(history.roster))
-    except PeerError as error:
-        _log.error("this roster is not gone by: %s", error)
-        raise
-    require_unexpired(roster, not_before(int(clock()), latest_time(history, roster)))
-    try:
-        require_floor(roster, config.client, history)
-    except PeerError:
-        config.log.mark("in the authority's roster", Head(*roster.floors[config.client]))
-        raise
-
-
-def latest_time(history: ClientHistory, roster: Roster) -> int:
-    """Return the latest time that this client has seen: no clock can be before it by more than a day."""
-    issued = [body["issued"] for body in history.bodies(Entry.ROSTER) if isinstance(body["issued"], int)]
-    return max(roster.issued, history.latest_seconds(), *issued, 0)
-
-
-def _secret(config: ClientConfig) -> bytes:
-    if config.secret is None:
-        raise ConfigError("this client is not enrolled: its settings assume that the server keeps to the protocol")
-    return config.secret
-
-
-def _file(config: ClientConfig) -> Path:
-    return config.directory / "roster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +210,67 @@ def _decode(data: bytes | None) -> dict[str, tuple[int, int]]:
         raise DamagedFile(f"the record of used draws is damaged: {error}") from None
 
 
-def shown_positions(before: Roster | None, files: Iterable[Path]) -> dict[ClientId, Position]:
-    """Return the latest position of each client of the roster before, out of files that servers have kept.
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """What one party remembers of others' logs: an append-only file of positions out of signed adverts.
 
-    Whoever brings a file, only a client's own signature counts.
+    A position's own signature is checked by the client that it is shown to, and by the authority before it is a floor.
+    `keys` are the clients' public keys of today: what somebody showed under another key is of no use any more.
+
+    Guarantee: once kept, a position is forgotten only for a higher one of the same client, whatever crashes: a server
+    that ends an attempt early, or a client that shows an older one, erases nothing. Checked: test_flower_positions.py.
     """
+
+    file: Path
+    keys: Mapping[ClientId, bytes]
+
+    def latest(self) -> dict[ClientId, Position]:
+        """Return the latest position of each client."""
+        return self._latest(read_file(self.file) or b"")
+
+    def keep(self, shown: Mapping[ClientId, Position]) -> None:
+        """Keep the positions that are later than the ones before, on the disk when this returns."""
+        with locked(self.file.with_name(f"{self.file.name}.lock")):
+            data = read_file(self.file)
+            if data is None:
+                replace_file(self.file, data := b"")
+            known = self._latest(data)
+            later = {
+                client: position
+                for client, position in shown.items()
+                if client not in known or position.count > known[client].count
+            }
+            if len(data) > (2 * len(known) + _SPARE_RECORDS) * _RECORD_BYTES:
+                replace_file(self.file, self._pack(known | later))
+            elif later:
+                if torn := len(data) % _RECORD_BYTES:  # a crash cut the last one short
+                    truncate_file(self.file, len(data) - torn)
+                append_file(self.file, self._pack(later))
+
+    def _pack(self, positions: Mapping[ClientId, Position]) -> bytes:
+        return b"".join(
+            pack_integer(client, _ID_BYTES)
+            + digest("d2pfed position key", self.keys[client])[:_KEY_BYTES]
+            + position.pack()
+            for client, position in positions.items()
+        )
+
+    def _latest(self, data: bytes) -> dict[ClientId, Position]:
+        latest: dict[ClientId, Position] = {}
+        tags = {client: digest("d2pfed position key", key)[:_KEY_BYTES] for client, key in self.keys.items()}
+        for start in range(0, len(data) - _RECORD_BYTES + 1, _RECORD_BYTES):
+            record = data[start : start + _RECORD_BYTES]
+            client = int.from_bytes(record[:_ID_BYTES], "little")
+            if tags.get(client) != record[_ID_BYTES : _ID_BYTES + _KEY_BYTES]:
+                continue
+            position = unpack_position(record[_ID_BYTES + _KEY_BYTES :])
+            if client not in latest or position.count > latest[client].count:
+                latest[client] = position
+        return latest
+
+
+def shown_positions(before: Roster | None, files: Iterable[Path]) -> dict[ClientId, Position]:
+    """Return the latest position of each client, out of files that servers have kept, by the clients' signatures."""
     latest: dict[ClientId, Position] = {}
     for file in files:
         if before is None:
@@ -242,12 +304,17 @@ def next_roster(
     is known. Checked: test_flower_enrolment.py.
     """
     keys = {} if before is None else dict(before.keys)
+    floors = {} if before is None else dict(before.floors)
     if missing := sorted(removed - keys.keys()):
         raise ConfigError(f"client {missing[0]} cannot be removed: it is not enrolled")
     keys = {client: key for client, key in keys.items() if client not in removed} | dict(added)
-    if draws is not None:
-        require_own_tree(draws, before, most_depth)
-    floors = {client: _floor(client, before, shown) for client in keys}
+    for client, position in shown.items():
+        if client not in floors or position.count > floors[client][0]:
+            floors[client] = position.count, position.head
+    if draws is not None and before is not None and before.root == draws.root:
+        raise ConfigError("a new roster needs new draws: the server has given those of the roster before")
+    if draws is not None and draws.depth > most_depth:
+        raise ConfigError(f"a tree of draws has a depth of at most {most_depth} unless --deep, got {draws.depth}")
     return issue_roster(
         keys,
         authority,
@@ -255,22 +322,7 @@ def next_roster(
         issued=now,
         entropy=entropy,
         lifetime_days=days,
-        floors={client: floor for client, floor in floors.items() if floor is not None},
+        floors={client: floor for client, floor in floors.items() if client in keys},
         depth=None if draws is None else draws.depth,
         root=NO_ROOT if draws is None else draws.root,
     )
-
-
-def require_own_tree(draws: DrawCommitment, before: Roster | None, most_depth: int) -> None:
-    """Refuse a tree that a roster had before, and one with more draws than a federation needs."""
-    if before is not None and before.root == draws.root:
-        raise ConfigError("a new roster needs new draws: the server has given those of the roster before")
-    if draws.depth > most_depth:
-        raise ConfigError(f"a tree of draws has a depth of at most {most_depth} unless --deep, got {draws.depth}")
-
-
-def _floor(client: ClientId, before: Roster | None, shown: Mapping[ClientId, Position]) -> Floor | None:
-    known = [] if before is None or client not in before.floors else [before.floors[client]]
-    if client in shown:
-        known.append((shown[client].count, shown[client].head))
-    return max(known, key=lambda floor: floor[0], default=None)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from d2pfed.deploy.account import ClientAccount
+from d2pfed.deploy.account import NOTHING_LEFT, ClientAccount, charged
 from d2pfed.deploy.attempt import (
     agreed_plan,
     enrolment_of,
@@ -15,7 +15,7 @@ from d2pfed.deploy.attempt import (
     require_beginnings_left,
 )
 from d2pfed.deploy.config import ClientConfig
-from d2pfed.deploy.positions import Positions
+from d2pfed.deploy.rosters import Positions
 from d2pfed.deploy.state import RunTerms
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger import decode_release
@@ -25,19 +25,8 @@ from d2pfed.ledger.rows import Head
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan, Protocol
-from d2pfed.round import invited_epoch
-from d2pfed.secagg import (
-    Enrolment,
-    Epoch,
-    StandingAdvertised,
-    StandingReady,
-    StandingSilo,
-    StandingState,
-    StandingStep,
-    answer_step,
-    decode_standing_invitation,
-)
-from d2pfed.secagg.standing.checks import require_charge_once, require_first_is_new
+from d2pfed.round import accept_standing_invitation
+from d2pfed.secagg import Enrolment, standing
 from d2pfed.secagg.wire import BINDING_BYTES, MessageKind, Reader, binding_of, kind_of, pack_integer
 
 _log = logging.getLogger("d2pfed.deploy")
@@ -58,7 +47,7 @@ class StandingAttempt:
     config: ClientConfig
     terms: RunTerms
     plan: Plan
-    session: StandingStep
+    session: standing.Step
 
     def charge(self) -> int:
         """Write the row of this step, durably, and return how many vectors of the run were sent before."""
@@ -69,7 +58,7 @@ class StandingAttempt:
             step.round,
             step.attempt,
             {"session": step.digest.hex(), "roster": "", "draw": 0},
-            require=lambda history: require_charge_once(charged_steps(history, step.epoch), step.number),
+            require=lambda history: standing.require_charge_once(charged_steps(history, step.epoch), step.number),
         )
 
 
@@ -83,61 +72,75 @@ def answer_standing(config: ClientConfig, frame: bytes, contribute: ContributeSt
     if kind == MessageKind.STANDING_INVITATION:
         return _begin(config, frame)
     keys = KeyFile.of(config, binding_of(frame))
-    invitation, _ = keys.load()
-    place = _Place.of(config, invitation)
-    if kind == MessageKind.STANDING_ADVERTS:
-        return _agree(place, keys, frame)
-    return answer_step(
-        place.epoch,
-        config.client,
-        frame,
-        store=KeyStore(keys, place.epoch, config.client),
-        contribute=lambda step, task, model: contribute(
-            StandingAttempt(config, place.terms, place.plan, step), task, model
-        ),
-    )
+    silo = SiloEpoch.of(config, keys.load()[0], keys)
+    if kind == MessageKind.STANDING_REQUEST:
+        return standing.answer_step(
+            silo.epoch,
+            config.client,
+            frame,
+            store=silo,
+            contribute=lambda step, task, model: contribute(
+                StandingAttempt(config, silo.terms, silo.plan, step), task, model
+            ),
+        )
+
+    def agree(data: bytes) -> tuple[bytes, standing.Agreed]:
+        """Derive the keys of the epoch, once; the private key is gone before the answer leaves."""
+        invitation, saved = split(data)
+        advertised = standing.Advertised.decode(silo.epoch, config.client, saved)
+        ready = silo.machine(silo.history).agree(advertised, frame)
+        return join(invitation, b"" if ready.state is None else ready.state.encode()), ready
+
+    ready = keys.update(agree)
+    Positions(config.directory / "peers", silo.enrolment.roster.keys).keep(ready.met)
+    return ready.answer
 
 
 def holds_keys(config: ClientConfig, epoch: bytes) -> bool:
     """Say whether this silo has the keys of an epoch; refuses to say it where its cap or budget is reached."""
     if len(epoch) != BINDING_BYTES:
         raise PeerError(f"an epoch's digest has {BINDING_BYTES} bytes, got {len(epoch)}")
+    keys = KeyFile.of(config, epoch)
     try:
-        invitation, saved = KeyFile.of(config, epoch).load()
+        invitation, _ = keys.load()
     except PeerError:
         return False
-    place = _Place.of(config, invitation)
-    ClientAccount(config.log, config.budget).require_left(place.plan, place.epoch.run, 0, 0, place.history)
-    return is_state(saved)
+    silo = SiloEpoch.of(config, invitation, keys)
+    release = charged(silo.plan, silo.epoch.run, 0, 0)
+    if ClientAccount(config.log, config.budget).sent_before(silo.plan, release, silo.history) is None:
+        raise PeerError(NOTHING_LEFT)
+    return silo.read() is not None
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """What this silo knows when a request comes: its enrolment, its log, and the epoch by its own plan and roster."""
+class SiloEpoch:
+    """A silo when a request comes: its enrolment, its log, the epoch by its own plan and roster, and its keys."""
 
     config: ClientConfig
     enrolment: Enrolment
     history: ClientHistory
     terms: RunTerms
     plan: Plan
-    epoch: Epoch
+    epoch: standing.Epoch
+    keys: "KeyFile"
 
     @staticmethod
-    def of(config: ClientConfig, invitation: bytes) -> "_Place":
+    def of(config: ClientConfig, invitation: bytes, keys: "KeyFile | None" = None) -> "SiloEpoch":
+        """Check an invitation; without `keys` it is a new one, and refused here where keys have no place to live."""
         enrolment, history = enrolment_of(config)
         if enrolment is None:
             raise PeerError("standing keys are for enrolled clients, and this one is not")
-        invited = decode_standing_invitation(invitation)
+        invited = standing.decode_invitation(invitation)
         terms, plan = agreed_plan(config, enrolment.roster, invited.run, invited.client, Protocol.STANDING)
-        epoch = invited_epoch(plan, invitation, enrolment.roster)
-        if len(epoch.cohort) < config.policy.least_cohort:
-            least = config.policy.least_cohort
+        epoch, least = accept_standing_invitation(plan, invitation, enrolment.roster), config.policy.least_cohort
+        if len(epoch.cohort) < least:
             raise PeerError(f"an epoch must have at least {least} silos, got {len(epoch.cohort)}")
-        return _Place(config, enrolment, history, terms, plan, epoch)
+        keys = keys or KeyFile.of(config, epoch.digest)
+        return SiloEpoch(config, enrolment, history, terms, plan, epoch, keys)
 
-    def silo(self, history: ClientHistory) -> StandingSilo:
-        """Return this silo in its epoch, its log as it is now."""
-        return StandingSilo(
+    def machine(self, history: ClientHistory) -> standing.Client:
+        """Return this silo's side of the set-up, its log as it is now."""
+        return standing.Client(
             epoch=self.epoch,
             client=self.config.client,
             enrolment=self.enrolment,
@@ -145,16 +148,32 @@ class _Place:
             charged=charged_steps(history, self.epoch),
         )
 
+    def read(self) -> standing.State | None:
+        """Return the epoch's state; a set-up that did not end has none."""
+        _, saved = self.keys.load()
+        if not saved or kind_of(saved) != MessageKind.SAVED_STANDING:
+            return None
+        return standing.State.decode(self.epoch, self.config.client, saved)
+
+    def advance(self, move: Callable[[standing.State], tuple[standing.State, _T]]) -> _T:
+        """Replace the state by the one that `move` makes of it, on the disk when this returns."""
+
+        def change(data: bytes) -> tuple[bytes, _T]:
+            invitation, saved = split(data)
+            state, result = move(standing.State.decode(self.epoch, self.config.client, saved))
+            return join(invitation, state.encode()), result
+
+        return self.keys.update(change)
+
 
 def _begin(config: ClientConfig, invitation: bytes) -> bytes:
     """Check an invitation, note durably that its epoch has begun, and advertise a fresh key."""
-    place = _Place.of(config, invitation)
-    plan, epoch = place.plan, place.epoch
-    keys = KeyFile.of(config, epoch.digest)  # refused here, where keys have no place to live
+    silo = SiloEpoch.of(config, invitation)
+    plan, epoch = silo.plan, silo.epoch
 
     def require(history: ClientHistory) -> None:
         ClientAccount(config.log, config.budget).require_below_cap(plan, epoch.run, history)
-        require_first_is_new(epoch.first, charged_steps(history, epoch))
+        standing.require_first_is_new(epoch.first, charged_steps(history, epoch))
         require_later_epoch(history, epoch)
         require_beginnings_left(history, epoch.run, plan)
 
@@ -168,15 +187,14 @@ def _begin(config: ClientConfig, invitation: bytes) -> bytes:
         "draw": 0,
         "block": 0,
     }
-    after = note_begun(config, place.history, require, row)
+    after = note_begun(config, silo.history, require, row)
     with marking_rollbacks(config):
-        answer, advertised = place.silo(after).advertise(invitation, Entropy.system().require_system())
-    keys.keep_only(epoch.run)
-    keys.write(invitation, advertised.encode(epoch, config.client))
+        answer, advertised = silo.machine(after).advertise(invitation, Entropy.system().require_system())
+    silo.keys.begin(epoch.run, invitation, advertised.encode(epoch, config.client))
     return answer
 
 
-def require_later_epoch(history: ClientHistory, epoch: Epoch) -> None:
+def require_later_epoch(history: ClientHistory, epoch: standing.Epoch) -> None:
     """Refuse an epoch that is not later than all that this silo has begun in its run: stale, or repeated."""
     begun = [body.get("epoch") for body in history.bodies(Entry.BEGUN) if body["run"] == epoch.run]
     last = max((number for number in begun if isinstance(number, int)), default=-1)
@@ -184,22 +202,7 @@ def require_later_epoch(history: ClientHistory, epoch: Epoch) -> None:
         raise PeerError(f"epoch {epoch.epoch} of run {epoch.run} is stale: epoch {last} has begun here")
 
 
-def _agree(place: _Place, keys: "KeyFile", frame: bytes) -> bytes:
-    """Derive the keys of the epoch, once; the private key is gone before the answer leaves."""
-    config = place.config
-
-    def change(data: bytes) -> tuple[bytes, StandingReady]:
-        invitation, saved = split(data)
-        advertised = StandingAdvertised.decode(place.epoch, config.client, saved)
-        ready = place.silo(place.history).agree(advertised, frame)
-        return join(invitation, b"" if ready.state is None else ready.state.encode()), ready
-
-    ready = keys.update(change)
-    Positions(config.directory / "peers", place.enrolment.roster.keys).keep(ready.met)
-    return ready.answer
-
-
-def charged_steps(history: ClientHistory, epoch: Epoch) -> frozenset[int]:
+def charged_steps(history: ClientHistory, epoch: standing.Epoch) -> frozenset[int]:
     """Return the steps of a run that have a row, whatever protocol they were sent by."""
     releases = (
         decode_release(str(body["release"])) for body in history.bodies(Entry.CHARGE) if body["run"] == epoch.run
@@ -234,17 +237,14 @@ class KeyFile:
             raise PeerError("this silo has no standing keys of this epoch: it needs a new one")
         return split(data)
 
-    def write(self, invitation: bytes, saved: bytes) -> None:
-        """Keep what belongs to an epoch."""
+    def begin(self, run: str, invitation: bytes, saved: bytes) -> None:
+        """Keep what a new epoch begins with; keys of earlier ones of its run, and what does not fit, are erased."""
+        self.file.sweep(self._holds, lambda data: standing.decode_invitation(split(data)[0]).run == run)
         self.file.write(join(invitation, saved), self._head())
 
     def update(self, change: Callable[[bytes], tuple[bytes, _T]]) -> _T:
         """Change what was kept, under its lock; the new value is in its place when this returns."""
         return self.file.update(self._holds, change, self._head)
-
-    def keep_only(self, run: str) -> None:
-        """Erase the keys of earlier epochs of a run, and whatever does not fit this start and this log."""
-        self.file.sweep(self._holds, lambda data: decode_standing_invitation(split(data)[0]).run == run)
 
     # Both look at the log when they are called, which is under the file's lock.
 
@@ -253,37 +253,6 @@ class KeyFile:
 
     def _head(self) -> Head:
         return self.config.log.read().head
-
-
-@dataclass(frozen=True, slots=True)
-class KeyStore:
-    """The state of an epoch, as a step sees it."""
-
-    keys: KeyFile
-    epoch: Epoch
-    client: int
-
-    def read(self) -> StandingState | None:
-        """Return the state; a set-up that did not end has none."""
-        _, saved = self.keys.load()
-        if not is_state(saved):
-            return None
-        return StandingState.decode(self.epoch, self.client, saved)
-
-    def advance(self, move: Callable[[StandingState], tuple[StandingState, _T]]) -> _T:
-        """Replace the state by the one that `move` makes of it, on the disk when this returns."""
-
-        def change(data: bytes) -> tuple[bytes, _T]:
-            invitation, saved = split(data)
-            state, result = move(StandingState.decode(self.epoch, self.client, saved))
-            return join(invitation, state.encode()), result
-
-        return self.keys.update(change)
-
-
-def is_state(saved: bytes) -> bool:
-    """Say whether what was kept are the keys of an epoch, not a set-up under way."""
-    return bool(saved) and kind_of(saved) == MessageKind.SAVED_STANDING
 
 
 def join(invitation: bytes, saved: bytes) -> bytes:

@@ -5,7 +5,9 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,6 +19,7 @@ from d2pfed.accounting import is_amplified
 from d2pfed.deploy.layout import Layout, NamedArrays
 from d2pfed.errors import ConfigError, D2PFedError, PeerError
 from d2pfed.ledger.files import (
+    FileError,
     keep_newest,
     locked,
     make_directory,
@@ -35,6 +38,7 @@ _log = logging.getLogger("d2pfed.deploy")
 MAX_RUNS = 10_000
 MAX_RUNS_BYTES = 1 << 28
 MAX_PHASES = 64
+MAX_BLOBS = 2
 
 _CHECKSUM_BYTES = 32
 
@@ -58,21 +62,21 @@ class AcceptedRuns:
         make_directory(self._runs)
 
     def accept(self, run: str, terms: RunTerms, begun: Mapping[str, int] = MappingProxyType({})) -> None:
-        """Keep the terms of a run; a known run may be announced again under a newer roster, otherwise unchanged.
-
-        `begun` says of each run in which this client has begun anything at which place of its log that was last.
-        """
+        """Keep the terms of a run, new or under a newer roster; `begun`: where this client's log has runs last."""
         fields = {"plan": terms.plan, "layout": terms.layout, "first_draw": terms.first_draw}
         text = json.dumps({**fields, "roster": terms.roster.hex(), "allowed": terms.allowed.hex()})
         with locked(self._runs / "lock"):
             before = self._read(run)
             if before is None:
                 self._make_room(len(text), begun)
-            else:
-                require_same_plan(run, before, terms)
-                require_same_draws(before, terms)
+            elif (before.plan, before.layout) != (terms.plan, terms.layout):  # it would be another run
+                raise PeerError(f"run {run} was announced with another plan or layout before")
+            elif before.roster == terms.roster and before.first_draw != terms.first_draw:
+                raise PeerError(
+                    f"a run's first draw under one roster is {before.first_draw}, got {terms.first_draw}"
+                )
             if before != terms:
-                replace_file(self.file(run), f"{_checksum(text)}\n{text}".encode())
+                replace_file(self.file(run), f"{digest('d2pfed run terms', text).hex()}\n{text}".encode())
 
     def terms(self, run: str) -> RunTerms:
         """Return the terms of a run."""
@@ -86,7 +90,7 @@ class AcceptedRuns:
         if data is None:
             return None
         checksum, _, text = data.decode(errors="replace").partition("\n")
-        if checksum != _checksum(text):
+        if checksum != digest("d2pfed run terms", text).hex():
             _log.warning("%s is damaged and left out: its run must be announced again", self.file(run))
             return None
         found = json.loads(text)
@@ -94,11 +98,7 @@ class AcceptedRuns:
         return RunTerms(found["plan"], found["layout"], found["first_draw"], roster, allowed)
 
     def _make_room(self, size: int, begun: Mapping[str, int]) -> None:
-        """Forget runs, as far as one more needs it: first those in which nothing was begun, then the longest idle.
-
-        A refusal would let a server that announces runs keep this client out of all later ones. What is forgotten can
-        be announced again, and is then checked as a new run is; what it has begun and sent is in the log.
-        """
+        """Forget runs, as far as one more needs it: first those in which nothing was begun, then the longest idle."""
         places = {self.file(run): place for run, place in begun.items()}
         found = {file: file.stat() for file in self._runs.iterdir() if file.suffix == ".json"}
         count, total = len(found) + 1, size + sum(each.st_size for each in found.values())
@@ -111,22 +111,6 @@ class AcceptedRuns:
     def file(self, run: str) -> Path:
         """Return where the terms of a run are kept."""
         return self._runs / f"{digest('run', run).hex()}.json"
-
-
-def _checksum(text: str) -> str:
-    return digest("d2pfed run terms", text).hex()
-
-
-def require_same_plan(run: str, before: RunTerms, now: RunTerms) -> None:
-    """Refuse a known run with another plan or layout: it would be another run."""
-    if (before.plan, before.layout) != (now.plan, now.layout):
-        raise PeerError(f"run {run} was announced with another plan or layout before")
-
-
-def require_same_draws(before: RunTerms, now: RunTerms) -> None:
-    """Refuse to move a run to other draws of the same roster: which cohorts it has was settled when it began."""
-    if before.roster == now.roster and before.first_draw != now.first_draw:
-        raise PeerError(f"a run's first draw under one roster is {before.first_draw}, got {now.first_draw}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +132,16 @@ class SavedPhase:
 
     @staticmethod
     def decode(data: bytes) -> "SavedPhase":
-        """Read the bytes that were kept; refuse damage, and what an earlier start of the machine has left."""
+        """Read the bytes that were kept; refuse damage, what an earlier start has left, and what is over."""
         if data[:_CHECKSUM_BYTES] != digest("saved", data[_CHECKSUM_BYTES:]):
             raise PeerError("a saved phase is damaged")
         reader = Reader(memoryview(data)[_CHECKSUM_BYTES:])
         begun, expires = reader.integer(8) / 1000, reader.integer(8) / 1000
         if reader.text() != boot():
             raise PeerError("a saved phase is from before the machine was started")
+        if not begun <= time.time() <= expires:  # by a clock that may have been set back
+            raise PeerError(f"this attempt has expired {time.time() - expires:.0f} s ago")
         return SavedPhase(reader.text(), reader.take(reader.integer(4)), begun, expires, reader.rest())
-
-    def require_current(self) -> None:
-        """Refuse an attempt whose time is over, by a clock that may have been set back."""
-        if not self.begun <= time.time() <= self.expires:
-            raise PeerError(f"this attempt has expired {time.time() - self.expires:.0f} s ago")
 
 
 class SavedPhases:
@@ -174,14 +155,26 @@ class SavedPhases:
         """Erase what no attempt may use any more: what is damaged, over, or left by a crash. Each by itself."""
         with locked(self._states / "lock"):
             for file in self._states.iterdir():
-                if file.name != "lock" and not self._is_useful(file, over):
-                    _erase(file)
+                if file.name == "lock":
+                    continue
+                try:
+                    if not over(SavedPhase.decode(read_file(file) or b"")) and file.suffix == ".state":
+                        continue
+                except (PeerError, ConfigError) as error:
+                    _log.warning("%s is erased: %s", file.name, error)
+                try:
+                    if file.is_dir() and not file.is_symlink():
+                        shutil.rmtree(file)
+                    else:
+                        file.unlink(missing_ok=True)
+                except OSError as error:  # blocks nothing
+                    _log.error("%s cannot be erased (%s): remove it", file, error.strerror)
             sync_directory(self._states)
 
     def save(self, session: bytes, saved: SavedPhase) -> None:
         """Keep an attempt until its next request, and forget the oldest if there are too many."""
         with locked(self._states / "lock"):
-            replace_file(self._state_file(session), saved.encode())
+            replace_file(self._states / f"{session.hex()}.state", saved.encode())
             keep_newest(self._states, MAX_PHASES)
 
     def take(self, session: bytes) -> SavedPhase:
@@ -190,39 +183,39 @@ class SavedPhases:
         Guarantee: two requests never continue from the same secrets, in whatever processes they are answered and
         whatever crashes in between. Checked: test_flower_client_state.py::test_saved_secrets_are_used_once.
         """
-        file = self._state_file(session)
+        file = self._states / f"{session.hex()}.state"
         with locked(self._states / "lock"):
             data = read_file(file)
             if data is None:
                 raise PeerError("this client has no saved phase for that session, or has answered this request")
             file.unlink()
             sync_directory(self._states)
-        saved = SavedPhase.decode(data)
-        saved.require_current()
-        return saved
+        return SavedPhase.decode(data)
 
-    def _is_useful(self, file: Path, over: Callable[[SavedPhase], bool]) -> bool:
+
+@dataclass(frozen=True, slots=True)
+class Blobs:
+    """The latest models that a client was sent, by their SHA-256: losing them costs a transfer, and no more."""
+
+    directory: Path
+
+    def find(self, digest: bytes) -> bytes | None:
+        """Return the bytes of a digest, if they are here and undamaged."""
+        with suppress(FileError):
+            data = read_file(self.directory / "blobs" / digest.hex())
+            return data if data is not None and sha256(data).digest() == digest else None
+        return None
+
+    def keep(self, digest: bytes, data: bytes) -> None:
+        """Keep the bytes of a digest, and forget the oldest."""
+        folder = self.directory / "blobs"
         try:
-            saved = SavedPhase.decode(read_file(file) or b"")
-            saved.require_current()
-        except (PeerError, ConfigError) as error:
-            _log.warning("%s is erased: %s", file.name, error)
-            return False
-        return file.suffix == ".state" and not over(saved)
-
-    def _state_file(self, session: bytes) -> Path:
-        return self._states / f"{session.hex()}.state"
-
-
-def _erase(file: Path) -> None:
-    """Remove what does not belong here; what cannot be removed is logged and blocks nothing."""
-    try:
-        if file.is_dir() and not file.is_symlink():
-            shutil.rmtree(file)
-        else:
-            file.unlink(missing_ok=True)
-    except OSError as error:
-        _log.error("%s cannot be erased (%s): remove it", file, error.strerror)
+            make_directory(folder)
+            with locked(folder / "lock"):
+                replace_file(folder / digest.hex(), data)
+                keep_newest(folder, MAX_BLOBS)
+        except (FileError, OSError) as error:
+            _log.warning("a model is not kept, and must be sent again when it is needed: %s", error)
 
 
 MOST_RUNS = 64  # whose arrays are kept: those of a run that is over are of no use
@@ -239,10 +232,9 @@ def may_outlive_rounds(plan: Plan) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LocalArrays:
-    """A client's own arrays of one run, such as the statistics of batch norms, in a file of its directory.
+    """A client's own arrays of one run, such as the statistics of batch norms: they get no noise and do not leave.
 
-    Guarantee: they get no noise because they do not leave. What cannot be read, and everything behind drawn cohorts,
-    is as before the first round. Checked: test_flower_local_arrays.py::test_statistics_stay_with_their_client.
+    Checked: test_flower_local_arrays.py::test_statistics_stay_with_their_client.
     """
 
     directory: Path
@@ -258,23 +250,14 @@ class LocalArrays:
             kept = load(read_file(self._file) or save({}))
         except (SafetensorError, D2PFedError, OSError, ValueError) as error:
             _log.warning("the local arrays of a run are as before its first round: %s", error)
-            kept = {}
-        return arrays | {
-            array.name: kept[array.name]
-            for array in layout.local or ()
-            if array.name in kept and array.fits(kept[array.name])
-        }
+            return arrays
+        return arrays | _fitting(layout, kept)
 
     def keep(self, layout: Layout, trained: NamedArrays) -> None:
         """Keep what training has made of them, where it may be kept."""
         if not may_outlive_rounds(self.plan):
             return
-        found = {
-            array.name: np.asarray(trained[array.name], order="C")
-            for array in layout.local or ()
-            if array.name in trained and array.fits(trained[array.name])
-        }
-        before = self.load(layout)
+        found, before = _fitting(layout, trained), self.load(layout)
         if any(not np.array_equal(found[name], before[name]) for name in found):
             make_directory(self._file.parent)
             with locked(self.directory / "local.lock"):
@@ -284,3 +267,13 @@ class LocalArrays:
     @property
     def _file(self) -> Path:
         return self.directory / "local" / digest("d2pfed local arrays", self.run).hex()[:32]
+
+
+def _fitting(layout: Layout, arrays: NamedArrays) -> dict[str, np.ndarray]:
+    """Return those of these arrays that stay local and have their shape and type."""
+    found = {}
+    for local in layout.local or ():
+        array = arrays.get(local.name)
+        if array is not None and (tuple(array.shape), array.dtype.name) == (local.shape, local.type):
+            found[local.name] = np.asarray(array, order="C")
+    return found

@@ -1,7 +1,7 @@
 """From a model, a target and what an app's run is told to all that a private strategy needs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,52 +18,28 @@ ROUNDS_SETTING = "num-server-rounds"  # as Flower's own templates call it
 DEFAULTS: Mapping[str, object] = {"against": SERVER, "delta": 1e-5, "dropouts": 0.2, "colluders": 0.1}
 
 
-@dataclass(frozen=True, slots=True)
-class ServerDirectory:
-    """A server's directory: `roster` as the authority has signed it, `authority` (its public key), `draws`, `run/`.
+def read_server_directory(run_config: Mapping[str, object]) -> tuple[Path, SignedRoster | None, Path | None]:
+    """Return where the run is kept, who is enrolled, and the server's file of draws, as the app's configuration says.
 
-    Without a roster it is a simulation's, which protects nobody.
+    The directory has the `roster` as the authority has signed it, its public key in `authority`, and `draws`. Without
+    a roster it is a simulation's, which protects nobody.
     """
-
-    path: Path
-
-    @property
-    def run(self) -> Path:
-        """Where the run is kept."""
-        return self.path / "run"
-
-    @property
-    def draws(self) -> Path | None:
-        """The server's own file of draws, if there is one."""
-        return self.path / "draws" if (self.path / "draws").exists() else None
-
-    def roster(self) -> SignedRoster | None:
-        """Return who is enrolled."""
-        if not (self.path / "roster").exists():
-            return None
-        authority = self.path / "authority"
-        if not authority.exists():
-            raise ConfigError(f"{authority} must hold the public key of whoever has signed the roster")
-        return read_roster(self.path / "roster", authority.read_text().strip())
-
-    @staticmethod
-    def of(run_config: Mapping[str, object]) -> "ServerDirectory":
-        """Return the directory that the app's configuration names."""
-        named = run_config.get(DIRECTORY_SETTING)
-        if not named:
-            raise ConfigError(
-                f"the app's configuration must name the server's directory: {DIRECTORY_SETTING} in "
-                f"[tool.flwr.app.config], or flwr run --run-config '{DIRECTORY_SETTING}=\"DIRECTORY\"'"
-            )
-        return ServerDirectory(Path(str(named)))
+    named = run_config.get(DIRECTORY_SETTING)
+    if not named:
+        raise ConfigError(
+            f"the app's configuration must name the server's directory: {DIRECTORY_SETTING} in "
+            f"[tool.flwr.app.config], or flwr run --run-config '{DIRECTORY_SETTING}=\"DIRECTORY\"'"
+        )
+    run, roster, authority, draws = (Path(str(named)) / name for name in ("run", "roster", "authority", "draws"))
+    if not roster.exists():
+        return run, None, None
+    if not authority.exists():
+        raise ConfigError(f"{authority} must hold the public key of whoever has signed the roster")
+    return run, read_roster(roster, authority.read_text().strip()), draws if draws.exists() else None
 
 
 def trained_sizes(model: object) -> dict[str, int]:
-    """Return the names of what is trained and how many numbers each has.
-
-    Of a torch module these are its parameters that want gradients; its buffers, such as the statistics of batch norms,
-    stay with the clients. Of a mapping of arrays it is all of them.
-    """
+    """Return the names of what is trained and how many numbers each has: all arrays, or a torch module's parameters."""
     if hasattr(model, "named_parameters"):
         found = {name: int(value.numel()) for name, value in model.named_parameters() if value.requires_grad}
     elif isinstance(model, Mapping):

@@ -1,48 +1,56 @@
-"""The server's half of a transport: who is there, requests with their answers, deadlines.
+"""The server's half of a transport: which node speaks for which client, requests with their answers, deadlines.
 
 An engine carries a kind and bytes to a node and brings the answer back under the request's id. It is an untrusted pipe:
 everything that must hold is checked by what the bytes say.
 """
 
 import logging
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Protocol
 
+from d2pfed.deploy.layout import encode_model
 from d2pfed.deploy.requests import (
     HAS_KEYS,
     MAX_ATTEMPT_SECONDS,
+    MAX_FRAME_BYTES,
+    MISSING,
+    Blob,
     ExchangeRequest,
     RequestKind,
-    require_frame_size,
+    RunAcceptance,
+    RunAnnouncement,
 )
 from d2pfed.errors import ConfigError, PeerError
+from d2pfed.noise.codec import FloatVector
 from d2pfed.runs import ExchangeRecord
+from d2pfed.secagg import Roster
+from d2pfed.secagg.crypto import require_signature
 from d2pfed.secagg.wire import ClientId, MessageKind, kind_of
 
 _log = logging.getLogger("d2pfed.deploy")
 
 SHORTEST = 0.05  # seconds between two looks for work that is expected
+_AGAIN_SECONDS = 60.0  # after which a node that has not answered the announcement is asked again
+_TELL_SECONDS = 15.0  # while nothing changes, who is missing is said so often
+_ANNOUNCEMENT = "ANNOUNCEMENT"  # the name of this exchange in the log
+_SMALLEST_BLOB = 1 << 16
 _TRAINING = (MessageKind.MASK_REQUEST, MessageKind.STANDING_REQUEST)  # for whose answers clients train
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back for a request: bytes of a kind, or the engine's word on why there are none.
+    """What came back for a request: bytes of a kind, or the engine's word on why there are none."""
 
-    Attributes:
-        request: the id of the request.
-        node: who has answered.
-        refused: the rule by which there is no answer, and its text; empty where there is one.
-    """
-
-    request: str
-    node: int
+    request: str  # its id
+    node: int  # who has answered
     kind: RequestKind | None = None
     data: bytes = field(default=b"", repr=False)
-    refused: tuple[str, str] = ("", "")
+    refused: tuple[str, str] = ("", "")  # the rule by which there is no answer, and its text
 
 
 class Engine(Protocol):
@@ -63,24 +71,19 @@ class Engine(Protocol):
 
 @dataclass(slots=True)
 class Pace:
-    """A pause that begins at `shortest` seconds and grows up to `longest` until something comes."""
+    """A pause that is short at first and grows up to `longest` seconds until something comes."""
 
     longest: float
-    shortest: float = SHORTEST
-    growth: float = 1.25  # waiting for something that takes t seconds ends at most about t / 4 seconds late
-    _next: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.hurry()
+    _next: float = SHORTEST
 
     def hurry(self) -> None:
         """Something came: look again soon."""
-        self._next = min(self.shortest, self.longest)
+        self._next = SHORTEST
 
     def pause(self, most: float) -> None:
-        """Wait, for no longer than `most` seconds."""
-        time.sleep(max(0.0, min(self._next, most)))
-        self._next = min(self._next * self.growth, self.longest)
+        """Wait, for no longer than `most` seconds; for what takes t seconds, at most about t / 4 too long."""
+        time.sleep(max(0.0, min(self._next, self.longest, most)))
+        self._next = min(self._next * 1.25, self.longest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,13 +117,13 @@ class Deadlines:
         return min(until, now + max(self.grace, now - begun))
 
 
+@dataclass(frozen=True, slots=True)
 class Transport:
     """Sends requests to nodes and takes their answers, each matched to its request; counts those that do not count."""
 
-    def __init__(self, engine: Engine, poll: float) -> None:
-        self.refusals: Counter[str] = Counter()  # by rule, in our words
-        self._engine = engine
-        self._pace = Pace(poll)
+    engine: Engine
+    pace: Pace
+    refusals: Counter[str] = field(default_factory=Counter)  # by rule, in our words
 
     def refuse(self, exchange: str, node: int, rule: str, reason: object) -> None:
         """Count and log an answer that does not count: in which exchange, whose, why; never what was in it."""
@@ -129,21 +132,17 @@ class Transport:
         text = str(reason).encode("unicode_escape").decode()
         _log.warning("%s: node %d is refused: %.300s", exchange, node, text)
 
-    def nodes(self) -> set[int]:
-        """Return the nodes that are connected now."""
-        return self._engine.nodes()
-
     def send(self, kind: RequestKind, data: bytes, node: int, exchange: str, seconds: float) -> str | None:
         """Send one request; return its id, or nothing if it could not be sent."""
-        self._pace.hurry()
-        return self._engine.push(kind, data, node, exchange, seconds)
+        self.pace.hurry()
+        return self.engine.push(kind, data, node, exchange, seconds)
 
     def pull(
         self, kind: RequestKind, exchange: str, waiting: Mapping[str, int]
     ) -> Iterator[tuple[str, bytes | None]]:
         """Yield the answers that are there, by their request's id; nothing in place of an error or a forgery."""
-        for answer in self._engine.pull(waiting.keys()) if waiting else ():
-            self._pace.hurry()
+        for answer in self.engine.pull(waiting.keys()) if waiting else ():
+            self.pace.hurry()
             if answer.request not in waiting:
                 self.refuse(exchange, answer.node, "not asked", "it was not asked, or comes late")
                 continue
@@ -155,6 +154,8 @@ class Transport:
             elif answer.kind is not kind:
                 reason = f"an answer to {kind.value} was expected, got {answer.kind.value}"
                 self.refuse(exchange, node, "malformed", reason)
+            elif len(answer.data) > MAX_FRAME_BYTES:
+                self.refuse(exchange, node, "malformed", f"an answer of {len(answer.data)} bytes")
             else:
                 data = answer.data
             yield answer.request, data
@@ -163,88 +164,191 @@ class Transport:
         """Wait a little; say whether there is time left."""
         left = until - time.monotonic()
         if left > 0:
-            self._pace.pause(left)
+            self.pace.pause(left)
         return left > 0
 
 
+@dataclass(slots=True)
+class NodeRegistry:
+    """Which node speaks for which client: every node is sent the run's announcement once.
+
+    Guarantee: with a roster, a node stands for a client only with that client's signature, made for this run, plan
+    and node. Checked: test_flower_server.py::test_a_node_cannot_speak_for_a_client_whose_key_it_lacks.
+    """
+
+    transport: Transport
+    announcement: RunAnnouncement
+    population: frozenset[ClientId]
+    roster: Roster | None
+    nodes: dict[ClientId, int] = field(default_factory=dict)  # of each client that has accepted the run
+    _asked: set[int] = field(default_factory=set)
+    _failed: set[int] = field(default_factory=set)
+    _waiting: dict[str, int] = field(default_factory=dict)
+    _since: dict[str, float] = field(default_factory=dict)
+    _absent: set[ClientId] = field(default_factory=set)
+    _told: tuple[set[ClientId], float] = field(default_factory=lambda: (set(), -math.inf))
+
+    def wait_for(self, cohort: Sequence[ClientId], deadlines: Deadlines, quorum: int) -> tuple[ClientId, ...]:
+        """Wait until a whole cohort is there, but no longer than `joining`; return those who are.
+
+        Once a quorum is there, the others have the deadlines' grace, and who did not use it is not waited for again.
+        """
+        begun, wanted = time.monotonic(), set(cohort)
+        until = begun + deadlines.joining
+        self._asked -= self._failed  # once a round: a node that refuses is not asked all the time
+        self._failed.clear()
+        self._look(deadlines.joining)
+        has_quorum = False
+        while True:
+            here = self.nodes.keys() & wanted
+            if len(here) >= min(quorum, len(cohort)) and here >= wanted - self._absent:
+                break
+            if not self.transport.pause(until):
+                break
+            self._tell(wanted)
+            self._look(deadlines.joining)
+            if not has_quorum and len(self.nodes.keys() & wanted) >= quorum:
+                has_quorum, until = True, deadlines.after_quorum(begun, until)
+        self._tell(wanted)
+        self._absent = (self._absent | wanted) - self.nodes.keys()
+        return tuple(client for client in cohort if client in self.nodes)
+
+    def _tell(self, cohort: set[ClientId]) -> None:
+        """Say who of a cohort is here, whenever that changes and every few seconds while the server waits."""
+        present, now = cohort & self.nodes.keys(), time.monotonic()
+        missing = sorted(cohort - present)
+        if present == self._told[0] and (not missing or now - self._told[1] < _TELL_SECONDS):
+            return
+        self._told = present, now
+        more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
+        wait = f"; waiting for {', '.join(map(str, missing[:10]))}{more}" if missing else ""
+        _log.info("%d of %d clients are here%s", len(present), len(cohort), wait)
+
+    def _look(self, seconds: float) -> None:
+        """Announce the run to nodes that are new, and take what has been answered."""
+        connected = self.transport.engine.nodes()
+        for client in [client for client, node in self.nodes.items() if node not in connected]:
+            self._asked.discard(self.nodes.pop(client))  # when it comes back, it is told of the run again
+        for late in [each for each in self._waiting if time.monotonic() - self._since[each] > _AGAIN_SECONDS]:
+            self._asked.discard(self._waiting.pop(late))  # lost on the way: to answer twice changes nothing
+        kind, data = RequestKind.ANNOUNCEMENT, self.announcement.encode()
+        for node in sorted(connected - self._asked):
+            request = self.transport.send(kind, data, node, _ANNOUNCEMENT, seconds)
+            if request is not None:
+                self._asked.add(node)
+                self._waiting[request] = node
+                self._since[request] = time.monotonic()
+        for request, answer in self.transport.pull(kind, _ANNOUNCEMENT, self._waiting):
+            node = self._waiting.pop(request)
+            if answer is None:
+                self._failed.add(node)
+                continue
+            try:
+                self._identify(node, RunAcceptance.decode(answer))
+            except PeerError as error:
+                self.transport.refuse(_ANNOUNCEMENT, node, "identity", error)
+
+    def _identify(self, node: int, answer: RunAcceptance) -> None:
+        """Note which client a node speaks for, by its signature where clients are enrolled."""
+        if self.roster is not None:
+            statement = self.announcement.statement(node, answer.client)
+            require_signature(self.roster.key(answer.client), answer.signature, statement)
+        elif answer.client not in self.population:
+            raise PeerError(f"client {answer.client} is not of this population")
+        self.nodes[answer.client] = node  # a client that comes back through another node is found there
+
+
+@dataclass(slots=True)
 class ClientExchange:
     """The exchanges of a run with clients behind an engine's nodes (`secagg.Exchange`).
 
-    `before` is called with the kind of an exchange before its first request is sent. Once
-    `quorum` clients have answered, the others have the deadlines' grace.
+    `before` hears the kind of an exchange before its first request. After `quorum` answers the others have the grace.
+    What frames end with, the `blob`, is sent to a node until it has answered, and again if it has lost it.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        nodes: Mapping[ClientId, int],
-        deadlines: Deadlines,
-        before: Callable[[MessageKind], None],
-        quorum: int,
-    ) -> None:
-        self._before = before
-        self._quorum = quorum
-        self._transport = transport
-        self._nodes = nodes
-        self._deadlines = deadlines
-        self.stats: list[ExchangeRecord] = []
+    transport: Transport
+    nodes: Mapping[ClientId, int]
+    deadlines: Deadlines
+    before: Callable[[MessageKind], None]
+    quorum: int
+    blob: Blob | None = None
+    stats: list[ExchangeRecord] = field(default_factory=list)
+    _sent_bytes: int = 0
+    _held: dict[int, bytes] = field(
+        default_factory=dict
+    )  # by node, the digest of the blob that it has answered to
 
     def __call__(self, requests: Mapping[ClientId, bytes]) -> Iterator[tuple[ClientId, bytes]]:
         """Send each request to its client's node and yield the answers that come before the deadline."""
-        start = time.monotonic()
+        start, self._sent_bytes = time.monotonic(), 0
         clients: dict[str, ClientId] = {}
-        stats = ExchangeRecord("NONE", len(requests), 0, 0.0, 0, 0)
+        stats, kind = ExchangeRecord("NONE", len(requests), 0, 0.0, 0, 0), MessageKind.INVITATION
         for client in requests:
-            if client not in self._nodes:
+            if client not in self.nodes:
                 continue
             frame = requests[client]
             kind = MessageKind(kind_of(frame))
-            seconds = self._deadlines.training if kind in _TRAINING else self._deadlines.keys
+            seconds = self.deadlines.training if kind in _TRAINING else self.deadlines.keys
             if not clients:
-                self._before(kind)
+                self.before(kind)
             # One by one: a cohort's models sent at once would be held in memory together.
-            data = ExchangeRequest(frame, seconds, self._deadlines.attempt).encode()
-            request = self._transport.send(RequestKind.EXCHANGE, data, self._nodes[client], kind.name, seconds)
-            if request is not None:
-                clients[request] = client
-                stats = replace(stats, name=kind.name, seconds=seconds, sent_bytes=stats.sent_bytes + len(frame))
-        waiting = {request: self._nodes[client] for request, client in clients.items()}
+            clients |= self._send(client, frame, kind, seconds)
+            stats = replace(stats, name=kind.name, seconds=seconds)
+        waiting = {request: self.nodes[client] for request, client in clients.items()}
         begun = time.monotonic()  # of the last request, which had to wait for the others
         until = begun + stats.seconds
-        while waiting and self._transport.pause(until):
-            for request, answer in self._transport.pull(RequestKind.EXCHANGE, stats.name, waiting):
-                node = waiting.pop(request)
+        while waiting and self.transport.pause(until):
+            for request, answer in self.transport.pull(RequestKind.EXCHANGE, stats.name, waiting):
+                node, client = waiting.pop(request), clients[request]
                 if answer is None:
                     continue
-                try:
-                    require_frame_size(answer)
-                except PeerError as error:
-                    self._transport.refuse(stats.name, node, "malformed", error)
+                if answer == MISSING and self._held.pop(node, None) is not None:
+                    again = self._send(client, requests[client], kind, stats.seconds)
+                    clients |= again
+                    waiting |= dict.fromkeys(again, node)
                     continue
+                self._held |= {node: self.blob.digest} if self.blob is not None and kind in _TRAINING else {}
                 stats = replace(
                     stats, answered=stats.answered + 1, received_bytes=stats.received_bytes + len(answer)
                 )
-                if stats.answered == self._quorum:
-                    until = self._deadlines.after_quorum(begun, until)
-                yield clients[request], answer
-        self.stats.append(replace(stats, seconds=time.monotonic() - start))
+                if stats.answered == self.quorum:
+                    until = self.deadlines.after_quorum(begun, until)
+                yield client, answer
+        self.stats.append(replace(stats, seconds=time.monotonic() - start, sent_bytes=self._sent_bytes))
+
+    def carry(self, model: FloatVector) -> bytes:
+        """Return the model's bytes, which the next exchanges carry; those of a small one are not worth a reference."""
+        data = encode_model(model)
+        self.blob = Blob(data, sha256(data).digest()) if len(data) >= _SMALLEST_BLOB else None
+        return data
+
+    def _send(self, client: ClientId, frame: bytes, kind: MessageKind, seconds: float) -> dict[str, ClientId]:
+        """Send a frame, without the blob if the node has it; return the client by the request's id."""
+        node, blob = self.nodes[client], self.blob if kind in _TRAINING else None
+        is_known = blob is not None and self._held.get(node) == blob.digest
+        data = ExchangeRequest(frame, seconds, self.deadlines.attempt).encode(blob, is_known=is_known)
+        request = self.transport.send(RequestKind.EXCHANGE, data, node, kind.name, seconds)
+        if request is None:
+            return {}
+        self._sent_bytes += len(frame) - (len(blob.data) if blob is not None and is_known else 0)
+        return {request: client}
 
     def refused(self, client: ClientId, error: PeerError) -> None:
         """Log why an answer to the last exchange does not count."""
-        self._transport.refuse(self.stats[-1].name, self._nodes[client], "protocol", error)
+        self.transport.refuse(self.stats[-1].name, self.nodes[client], "protocol", error)
 
     def ask_presence(self, asked: Collection[ClientId], epoch: bytes) -> dict[ClientId, bool]:
         """Ask clients whether they are there; of those who answer in time, say whether they hold keys of an epoch."""
-        name, seconds, clients = "PRESENCE", self._deadlines.keys, dict[str, ClientId]()
-        for client, node in self._nodes.items():
+        name, seconds, clients = "PRESENCE", self.deadlines.keys, dict[str, ClientId]()
+        for client, node in self.nodes.items():
             if client in asked:
-                request = self._transport.send(RequestKind.PRESENCE, epoch, node, name, seconds)
+                request = self.transport.send(RequestKind.PRESENCE, epoch, node, name, seconds)
                 if request is not None:
                     clients[request] = client
-        waiting = {request: self._nodes[client] for request, client in clients.items()}
+        waiting = {request: self.nodes[client] for request, client in clients.items()}
         until, there = time.monotonic() + seconds, dict[ClientId, bool]()
-        while waiting and self._transport.pause(until):
-            for request, answer in self._transport.pull(RequestKind.PRESENCE, name, waiting):
+        while waiting and self.transport.pause(until):
+            for request, answer in self.transport.pull(RequestKind.PRESENCE, name, waiting):
                 del waiting[request]
                 if answer is not None:
                     there[clients[request]] = answer == HAS_KEYS

@@ -36,7 +36,15 @@ def loaded(content: bytes, place: Path) -> Iterator[ClientApp]:
         sys.meta_path.insert(0, own)
         sys.path.insert(0, fresh)  # for processes that the app itself starts
         try:
-            yield _app(Path(fresh), names)
+            config = tomllib.loads((Path(fresh) / "pyproject.toml").read_text("utf-8"))
+            reference = str(config["tool"]["flwr"]["app"]["components"]["clientapp"])
+            module, _, attribute = reference.partition(":")
+            if not own.has(module):
+                raise PeerError(f"an app's clientapp must be in a module of its bundle, got {reference[:80]!r}")
+            app = attrgetter(attribute)(import_module(module))
+            if not isinstance(app, ClientApp):
+                raise PeerError(f"an app's clientapp must be a ClientApp, got a {type(app).__name__}")
+            yield app
         finally:
             sys.path.remove(fresh)
             sys.meta_path.remove(own)
@@ -101,15 +109,3 @@ class OwnModules:
         if spec.loader is None:
             spec.submodule_search_locations = list(spec.submodule_search_locations or ())
         return spec
-
-
-def _app(directory: Path, names: frozenset[str]) -> ClientApp:
-    config = tomllib.loads((directory / "pyproject.toml").read_text("utf-8"))
-    reference = str(config["tool"]["flwr"]["app"]["components"]["clientapp"])
-    module, _, attribute = reference.partition(":")
-    if module.partition(".")[0] not in names:
-        raise PeerError(f"an app's clientapp must be in a module of its bundle, got {reference[:80]!r}")
-    app = attrgetter(attribute)(import_module(module))
-    if not isinstance(app, ClientApp):
-        raise PeerError(f"an app's clientapp must be a ClientApp, got a {type(app).__name__}")
-    return app

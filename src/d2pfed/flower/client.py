@@ -4,9 +4,11 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
 
 from d2pfed.deploy.client import PrivateClient, Purpose, TrainArrays, discreet, log_error
 from d2pfed.deploy.config import (
@@ -18,7 +20,6 @@ from d2pfed.deploy.config import (
 )
 from d2pfed.deploy.layout import NamedArrays
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower.evaluate import answer_question
 from d2pfed.flower.grid import (
     EVALUATION_TYPE,
     MESSAGE_TYPE,
@@ -28,9 +29,13 @@ from d2pfed.flower.grid import (
     to_record,
 )
 from d2pfed.round import Units
-from d2pfed.statistics.questions import STATISTIC, is_evaluation
+from d2pfed.runs.json_files import from_json
+from d2pfed.statistics.questions import MEANS, SCORES, STATISTIC, MetricMeans, ScoreMetrics, is_evaluation
 
 Train = Callable[[Message, Context], Message]  # what a ClientApp's training function is
+
+_Record = TypeVar("_Record", ArrayRecord, MetricRecord)
+_EXAMPLES = "num-examples"  # as Flower's own strategies call it
 
 
 def private(message: Message, context: Context, train: Train) -> Message:
@@ -51,12 +56,30 @@ def private(message: Message, context: Context, train: Train) -> Message:
         returned = train(message, context).content
         if is_evaluation(settings):  # clipped, noised, masked and charged as an update is, whatever it returns
             return model | {STATISTIC: answer_question(settings, returned).astype(np.float32)}
-        records = list(returned.array_records.values())
-        if len(records) != 1:
-            raise ConfigError(f"a training function must return one record of arrays, got {len(records)}")
-        return to_named_arrays(records[0], arrays)
+        return to_named_arrays(_only(returned.array_records, "training function", "arrays"), arrays)
 
     return _answer(message, context, call)
+
+
+def answer_question(settings: Mapping[str, object], returned: RecordDict) -> NDArray[np.float64]:
+    """Return the vector that answers a question, out of what the client's `evaluate` function returned."""
+    if MEANS in settings:
+        found = _only(returned.metric_records, "evaluation", "metrics")
+        numbers = {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
+        if _EXAMPLES not in numbers:
+            raise ConfigError(f"an evaluation must return {_EXAMPLES} among its metrics")
+        return from_json(MetricMeans, str(settings[MEANS]), MEANS).encode(numbers, numbers[_EXAMPLES])
+    arrays = _only(returned.array_records, "evaluation", "arrays")
+    if not {"scores", "labels"} <= set(arrays):
+        raise ConfigError("an evaluation of scores must return the arrays scores and labels")
+    scored = from_json(ScoreMetrics, str(settings[SCORES]), SCORES)
+    return scored.encode(*(np.asarray(arrays[name].numpy(), np.float64) for name in ("scores", "labels")))
+
+
+def _only(records: Mapping[str, _Record], who: str, what: str) -> _Record:
+    if len(records) != 1:
+        raise ConfigError(f"the {who} must return one record of {what}, got {len(records)}")
+    return next(iter(records.values()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Flower's grid as an engine that carries requests, and requests, answers and models as Flower's records."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -25,25 +26,25 @@ def make_message(content: RecordDict, node: int, group: str, seconds: float) -> 
     return Message(content, node, MESSAGE_TYPE, ttl=seconds, group_id=group)
 
 
+@dataclass(frozen=True, slots=True)
 class GridEngine:
     """Flower's grid (`deploy.transport.Engine`)."""
 
-    def __init__(self, grid: Grid, make: MessageFactory) -> None:
-        self._grid = grid
-        self._make = make
+    grid: Grid
+    make: MessageFactory
 
     def nodes(self) -> set[int]:
         """Return the nodes that are connected now."""
-        return set(self._grid.get_node_ids())
+        return set(self.grid.get_node_ids())
 
     def push(self, kind: RequestKind, data: bytes, node: int, name: str, seconds: float) -> str | None:
         """Send a request of an exchange; return its id, or nothing if it could not be sent."""
-        sent = list(self._grid.push_messages([self._make(to_record(kind, data), node, name, seconds)]))
+        sent = list(self.grid.push_messages([self.make(to_record(kind, data), node, name, seconds)]))
         return sent[0] if sent and sent[0] else None
 
     def pull(self, requests: Collection[str]) -> Iterator[Answer]:
         """Return the answers to these requests that are there."""
-        for reply in self._grid.pull_messages(list(requests)):
+        for reply in self.grid.pull_messages(list(requests)):
             request, node = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
             if reply.has_error():
                 yield Answer(request, node, refused=("refused or failed", str(reply.error.reason)))

@@ -18,12 +18,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from d2pfed.ledger.files import create_file
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.round import Attempt, Participant, gather, session_of
+from d2pfed.round.aggregation import InProcess, Machine
 
 if TYPE_CHECKING:
     from d2pfed.flower.runtime import AppSource, Runtime
@@ -51,13 +52,6 @@ def require_flower(found: str) -> None:
         raise ConfigError(
             f"the warm node is for Flower {FLOWER}, got {found}: use flower-supernode with its own executor"
         )
-
-
-def preload(names: Sequence[str]) -> None:
-    """Load modules once, for all messages; those that are not installed are left out."""
-    for name in names:
-        if name and find_spec(name.partition(".")[0]) is not None:
-            importlib.import_module(name)
 
 
 def rehearse() -> None:
@@ -78,22 +72,16 @@ def rehearse() -> None:
     plan = calibrate(target)
     session = session_of(plan, Attempt("rehearsal", 0, 0), clients)
     update = np.zeros(target.dimension, np.float32)
-    machines = {
-        client: Participant(plan=plan, client=client, entropy=Entropy.system(), participations=0).join(
-            session, lambda _task, _model: update
-        )
-        for client in clients
-    }
-    gather(
-        session, b"", lambda asked: ((client, machines[client].receive(asked[client])) for client in asked)
-    ).unmask()
+
+    def join(client: int) -> Machine:
+        participant = Participant(plan=plan, client=client, entropy=Entropy.system(), participations=0)
+        return participant.join(session, lambda _task, _model: update)
+
+    gather(session, b"", InProcess(join).exchange).unmask()
 
 
 def reseed() -> None:
-    """Give a fork generators of its own: numpy's and torch's global ones would repeat in each; Python's does not.
-
-    They shuffle what an app trains on. Noise and keys never come from them.
-    """
+    """Give a fork its own global generators of numpy and torch: an app shuffles by them, and they would repeat."""
     fresh = Entropy.system().stream()
     for name, seed in (("numpy.random", "seed"), ("torch", "manual_seed")):
         if name in sys.modules:
@@ -120,8 +108,7 @@ def follow(parent: int, number: signal.Signals) -> None:
 def serve(runtime: "Runtime", source: "AppSource", supernode: "subprocess.Popen[bytes] | None") -> None:
     """Answer messages as a SuperNode hands them out, each in a fork, until it ends.
 
-    A SuperNode waits for an answer before it takes the next message. But it may hand out one that it has lost
-    meanwhile, and a fork that waits for that must not keep the next one waiting.
+    It may hand out a message that it has lost meanwhile, and a fork that waits for that must not hold up the next one.
     """
     from d2pfed.flower.runtime import acquire  # noqa: PLC0415 - after the version is known
 
@@ -136,58 +123,49 @@ def serve(runtime: "Runtime", source: "AppSource", supernode: "subprocess.Popen[
                 pace.hurry()
                 forks.start(runtime, token, source)
     finally:
-        forks.end()
-
-
-class Forks:
-    """The processes that answer messages: each starts with all that is loaded here, and leaves nothing behind."""
-
-    def __init__(self) -> None:
-        self._begun: dict[int, float] = {}
-
-    def start(self, runtime: "Runtime", token: str, source: "AppSource") -> None:
-        """Answer a message in a process of its own."""
-        parent, child = os.getpid(), os.fork()
-        if child:
-            self._begun[child] = time.monotonic()
-        else:
-            follow(parent, signal.SIGKILL)
-            _answer(runtime, token, source)
-
-    def reap(self) -> None:
-        """Take note of those that have ended."""
-        for child in list(self._begun):
-            ended, status, used = os.wait4(child, os.WNOHANG)
-            if ended:
-                seconds = time.monotonic() - self._begun.pop(child)
-                _log.info("a message took %.2f s (%.2f s of a core)", seconds, used.ru_utime + used.ru_stime)
-                if code := os.waitstatus_to_exitcode(status):
-                    _log.error("its process ended with %d; the SuperNode notices by its missing heartbeat", code)
-
-    def end(self) -> None:
-        """End those that are left."""
-        for child in self._begun:
+        for child in forks.begun:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
 
 
-def _answer(runtime: "Runtime", token: str, source: "AppSource") -> NoReturn:
-    """Answer a message, and end this process."""
-    from d2pfed.flower.runtime import answer  # noqa: PLC0415
+@dataclass(frozen=True, slots=True)
+class Forks:
+    """The processes that answer messages: each starts with all that is loaded here, and leaves nothing behind."""
 
-    code = 1
-    try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        reseed()
-        answer(runtime, token, source)
-        code = 0
-    except BaseException:  # noqa: BLE001 - a fork must end here, whatever happens
-        _log.exception("a message was not answered")
-    finally:
-        with suppress(BaseException):  # an app may have closed them
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+    begun: dict[int, float] = field(default_factory=dict)
+
+    def start(self, runtime: "Runtime", token: str, source: "AppSource") -> None:
+        """Answer a message in a process of its own, which ends when it has."""
+        from d2pfed.flower.runtime import answer  # noqa: PLC0415
+
+        parent, child = os.getpid(), os.fork()
+        if child:
+            self.begun[child] = time.monotonic()
+            return
+        code = 1
+        try:
+            follow(parent, signal.SIGKILL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            reseed()
+            answer(runtime, token, source)
+            code = 0
+        except BaseException:  # noqa: BLE001 - a fork must end here, whatever happens
+            _log.exception("a message was not answered")
+        finally:
+            with suppress(BaseException):  # an app may have closed them
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def reap(self) -> None:
+        """Take note of those that have ended."""
+        for child in list(self.begun):
+            ended, status, used = os.wait4(child, os.WNOHANG)
+            if ended:
+                seconds = time.monotonic() - self.begun.pop(child)
+                _log.info("a message took %.2f s (%.2f s of a core)", seconds, used.ru_utime + used.ru_stime)
+                if code := os.waitstatus_to_exitcode(status):
+                    _log.error("its process ended with %d; the SuperNode notices by its missing heartbeat", code)
 
 
 @contextmanager
@@ -222,36 +200,26 @@ def main() -> None:
 
             follow(os.getppid(), signal.SIGTERM)
             run_supernode(arguments[1:])
-        else:
-            _main(arguments)
+            return
+        split = arguments.index("--") if "--" in arguments else len(arguments)
+        chosen, supernode = _parse(arguments[:split]), arguments[split + 1 :]
+        if bool(supernode) == (chosen.runtime is not None):
+            raise ConfigError("either --runtime ADDRESS or, after --, the arguments of a SuperNode to start")
+        log, handler = logging.getLogger("d2pfed"), logging.StreamHandler()  # Flower shows its own log
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        bypass_proxies()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        if supernode:
+            with started_supernode(supernode) as (address, secret, process):
+                _serve(chosen, address, None, secret, process)
+                sys.exit(process.returncode)
+        files = (chosen.root_certificates, chosen.secret)
+        certificates, shown = (None if file is None else file.read_bytes() for file in files)
+        _serve(chosen, chosen.runtime, certificates, shown, None)
     except D2PFedError as error:
         sys.exit(f"d2pfed-node: {error}")
-
-
-def _main(arguments: list[str]) -> None:
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    chosen, supernode = _parse(arguments[:split]), arguments[split + 1 :]
-    if bool(supernode) == (chosen.runtime is not None):
-        raise ConfigError("either --runtime ADDRESS or, after --, the arguments of a SuperNode to start")
-    _show_log()
-    bypass_proxies()
-    signal.signal(signal.SIGTERM, _stop)
-    if not supernode:
-        secret = None if chosen.secret is None else chosen.secret.read_bytes()
-        certificates = None if chosen.root_certificates is None else chosen.root_certificates.read_bytes()
-        _serve(chosen, chosen.runtime, certificates, secret, None)
-        return
-    with started_supernode(supernode) as (address, secret, process):
-        _serve(chosen, address, None, secret, process)
-        sys.exit(process.returncode)
-
-
-def _show_log() -> None:
-    """Show our own log; Flower shows its own."""
-    shown, handler = logging.getLogger("d2pfed"), logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    shown.addHandler(handler)
-    shown.setLevel(logging.INFO)
 
 
 def _serve(
@@ -266,9 +234,12 @@ def _serve(
     runtime = Runtime(address, certificates, secret)
     with tempfile.TemporaryDirectory() as place:  # outlives forks that are killed, and what they have unpacked
         source = PinnedApp(chosen.fab_sha256, Path(place)) if chosen.app is None else LocalApp(chosen.app)
-        source.preload()
+        if isinstance(source, LocalApp):
+            source.preload()
         rehearse()
-        preload(["d2pfed.flower.client", *chosen.preload.split(",")])
+        for name in ["d2pfed.flower.client", *chosen.preload.split(",")]:
+            if name and find_spec(name.partition(".")[0]) is not None:  # what is not installed is left out
+                importlib.import_module(name)
         serve(runtime, source, process)
 
 
@@ -286,10 +257,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--preload", default="torch", help="modules to load once, with commas; default: torch")
     return parser.parse_args(arguments)
-
-
-def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
-    sys.exit(0)
 
 
 if __name__ == "__main__":

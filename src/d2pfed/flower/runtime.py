@@ -11,14 +11,14 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import httpx
-from flwr.app import Context, Error, Message
+from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.utils import get_load_client_app_fn
 from flwr.common.config import get_metadata_from_config, get_project_config
@@ -59,18 +59,6 @@ _SHUTDOWN_SECONDS = 5.0
 _log = logging.getLogger("d2pfed.deploy")
 
 
-class AppSource(Protocol):
-    """Where a client's app comes from."""
-
-    def preload(self) -> None:
-        """Load what can be loaded before the first message."""
-        ...
-
-    def load(self, run: Run, fab: Fab) -> AbstractContextManager[ClientApp]:
-        """Return the app that answers the messages of a run, for as long as it answers, or refuse."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class LocalApp:
     """The app in a directory of this machine: what the SuperLink sends is not run."""
@@ -103,9 +91,6 @@ class PinnedApp:
         if not re.fullmatch("[0-9a-f]{64}", self.sha256):
             raise ConfigError(f"a bundle's SHA-256 must be 64 digits of 0-9 and a-f, got {self.sha256[:80]!r}")
 
-    def preload(self) -> None:
-        """Load nothing: the app comes with the first message."""
-
     @contextmanager
     def load(self, _run: Run, fab: Fab) -> Iterator[ClientApp]:
         """Yield the app; refuse another bundle before anything of it is unpacked."""
@@ -116,19 +101,18 @@ class PinnedApp:
             yield app
 
 
+AppSource = LocalApp | PinnedApp
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The runtime API of a SuperNode.
-
-    Attributes:
-        address: host and port.
-        certificates: PEM of the authority that has signed its certificate; None: plain HTTP, on loopback only.
-        secret: what this process shows to be given messages; None where the SuperNode asks for none.
-    """
+    """The runtime API of a SuperNode."""
 
     address: str
-    certificates: bytes | None
-    secret: bytes | None
+    certificates: (
+        bytes | None
+    )  # PEM of the authority that has signed its certificate; None: HTTP, on loopback only
+    secret: bytes | None  # what this process shows to be given messages, where the SuperNode asks for it
 
     def __post_init__(self) -> None:
         if self.certificates is None:
@@ -186,50 +170,41 @@ def answer(runtime: Runtime, token: str, source: AppSource) -> None:
     signal.alarm(_PULL_SECONDS)  # ends this process: what a SuperNode has lost never comes
     message, context, run, fab = pull_task_input(client)
     signal.alarm(0)
-    reply, status, details = _reply(source, message, context, run, fab)
+    status, details = SubStatus.COMPLETED, ""
+    try:
+        with source.load(run, fab) as app:
+            reply = app(message=message, context=context)
+    except Exception as error:  # noqa: BLE001 - whatever it was, the server must hear that this client has failed
+        _log.exception("a message cannot be answered")
+        cause = error.__cause__ or error
+        is_ours = isinstance(cause, (PeerError, ConfigError)) and not isinstance(cause, FileError)
+        status, details = SubStatus.FAILED, str(cause) if is_ours else "this client failed; its own log says why"
+        reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details), reply_to=message)
     push_message(client, reply, context)
     push_task_output(client=client, context=context, sub_status=status, details=details)
     client.close()
 
 
-def _reply(source: AppSource, message: Message, context: Context, run: Run, fab: Fab) -> tuple[Message, str, str]:
-    try:
-        with source.load(run, fab) as app:
-            return app(message=message, context=context), SubStatus.COMPLETED, ""
-    except Exception as error:  # noqa: BLE001 - whatever it was, the server must hear that this client has failed
-        _log.exception("a message cannot be answered")
-        reason = _reason(error)
-        code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-        return Message(Error(code=code, reason=reason), reply_to=message), SubStatus.FAILED, reason
-
-
-def _reason(error: Exception) -> str:
-    """Return what the server may hear of an error."""
-    cause = error.__cause__ or error
-    is_ours = isinstance(cause, (PeerError, ConfigError)) and not isinstance(cause, FileError)
-    return str(cause) if is_ours else "this client failed; its own log says why"
-
-
+@dataclass(frozen=True)
 class _ShortWaits:
     """A SuperNode's messages or objects: what is asked for is waited for here, at short intervals."""
 
-    def __init__(self, kept: Any) -> None:  # noqa: ANN401 - all of it but two methods is passed on
-        self._kept = kept
+    kept: Any  # all of it but two methods is passed on
 
     def get_messages_legacy(self, *, is_reply: bool) -> Sequence[Message]:
         """Return the answer to the message that was taken last, once it is there."""
-        while not (found := self._kept.get_messages_legacy(is_reply=is_reply)):
+        while not (found := self.kept.get_messages_legacy(is_reply=is_reply)):
             time.sleep(SHORTEST)
         return list(found)
 
     def get(self, name: str) -> bytes | None:
         """Return an object of the answer, once it has come; nothing if the store does not know it."""
-        while (found := self._kept.get(name)) == b"":
+        while (found := self.kept.get(name)) == b"":
             time.sleep(SHORTEST)
         return None if found is None else bytes(found)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        return getattr(self._kept, name)
+        return getattr(self.kept, name)
 
 
 def run_supernode(arguments: list[str]) -> None:

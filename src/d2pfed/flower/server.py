@@ -1,6 +1,5 @@
 """The server's half in a ServerApp: an object that is started as Flower's strategies are, and trains privately."""
 
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,22 +12,18 @@ from flwr.serverapp.strategy import Result
 from safetensors.numpy import save
 
 from d2pfed.accounting import Sampling
-from d2pfed.deploy.cohorts import require_lasting
-from d2pfed.deploy.federation import Deployment, PairwiseFederation, StandingFederation
+from d2pfed.deploy.federation import Deployment, PairwiseFederation, StandingFederation, require_lasting
 from d2pfed.deploy.layout import Layout
-from d2pfed.deploy.monitoring import Callback, Callbacks, Monitor, RoundLog, shown_progress, tell_plan
-from d2pfed.deploy.positions import Positions
+from d2pfed.deploy.monitoring import Callback, Monitor, shown_progress
 from d2pfed.deploy.rosters import SignedRoster
-from d2pfed.deploy.targets import ServerDirectory, complete_target, trained_sizes
-from d2pfed.deploy.transport import Deadlines, Transport
+from d2pfed.deploy.targets import complete_target, read_server_directory, trained_sizes
+from d2pfed.deploy.transport import Deadlines, Pace, Transport
 from d2pfed.errors import BudgetExceeded, ConfigError
 from d2pfed.flower.grid import GridEngine, MessageFactory, make_message, to_array_record, to_named_arrays
 from d2pfed.noise.codec import FloatVector
 from d2pfed.plan import Plan, PrivacyTarget, Protocol, calibrate, require_deployable
 from d2pfed.runs import ArrayShape, End, Run, RunSettings, open_run
 from d2pfed.training import ServerOptimizer
-
-_log = logging.getLogger("d2pfed.deploy")
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -123,13 +118,13 @@ class PrivateFedAvg:
         population, rounds, sampling, participations and noise follow from model, roster and configuration. Buffers
         of a torch module, such as the statistics of batch norms, stay with the clients.
         """
-        server, sizes = ServerDirectory.of(context.run_config), trained_sizes(model)
-        target = complete_target(privacy, sizes, roster := server.roster(), context.run_config)
+        (directory, roster, draws), sizes = read_server_directory(context.run_config), trained_sizes(model)
+        target = complete_target(privacy, sizes, roster, context.run_config)
         return PrivateFedAvg(
             plan=calibrate(target),
-            directory=server.run,
+            directory=directory,
             roster=roster,
-            draws=None if roster is None else server.draws,
+            draws=draws,
             ledger=ledger,
             target=target,
             optimizer=optimizer or ServerOptimizer(),
@@ -184,18 +179,20 @@ class PrivateFedAvg:
         deadlines = replace(self.deadlines, training=timeout)
         if self.roster is not None:
             require_lasting(self.roster.roster, self.plan, deadlines)
-        initial = layout.flatten(arrays)
+        settings, initial = self._settings(layout), layout.flatten(arrays)
         with (
-            shown_progress(),
-            open_run(self.directory, self._settings(layout), self.plan, initial, ledger=self.ledger) as run,
+            shown_progress(self.plan),
+            open_run(self.directory, settings, self.plan, initial, ledger=self.ledger) as run,
         ):
-            tell_plan(self.plan)
             evaluator = ServerEvaluation(layout, evaluate_fn, run, best)
-            transport = Transport(GridEngine(grid, self.message_factory), self.deadlines.poll)
             evaluator.validate(run.state.rounds, run.state.average)
-            monitor = Monitor(self.directory, self.plan, transport.refusals)
-            listen = RoundLog(
-                self.plan, monitor.round, Callbacks(callbacks, lambda: evaluator.record(run.last_model()))
+            transport = Transport(GridEngine(grid, self.message_factory), Pace(self.deadlines.poll))
+            monitor = Monitor(
+                self.directory,
+                self.plan,
+                transport.refusals,
+                callbacks,
+                lambda: evaluator.record(run.last_model()),
             )
             deployment = Deployment(
                 plan=self.plan,
@@ -206,18 +203,21 @@ class PrivateFedAvg:
                 config=train_config or {},
                 run_config=run_config or self.run_config or {},
                 deadlines=deadlines,
-                positions=self._positions(),
+                positions=self.directory if self.ledger is None else self.ledger.parent,
                 population=self.population,
                 draws=self.draws,
                 alive=monitor.write,
             )
             if self.has_standing_keys:
-                summary = run.train(StandingFederation(deployment), evaluator, listen, rounds)
+                summary = run.train(StandingFederation(deployment), evaluator, monitor, rounds)
             else:
-                summary = run.train(PairwiseFederation(deployment), evaluator, listen, rounds)
+                summary = run.train(PairwiseFederation(deployment), evaluator, monitor, rounds)
             if summary.end is End.EXHAUSTED:
                 raise BudgetExceeded(summary.stopped)
-        return evaluator.result(run.last_model())
+        result = Result()
+        result.arrays = evaluator.record(run.last_model())
+        result.evaluate_metrics_serverapp.update(evaluator.found)
+        return result
 
     def _settings(self, layout: Layout) -> RunSettings:
         is_fixed = self.roster is not None and self.plan.sampling.method is Sampling.ONCE
@@ -233,37 +233,29 @@ class PrivateFedAvg:
             details=_Deployed(self.plan, layout, self.population, partition),
         )
 
-    def _positions(self) -> Positions | None:
-        """Return the server's memory of its clients' positions: one file for each authority, beside the ledger."""
-        if self.roster is None:
-            return None
-        folder = self.directory if self.ledger is None else self.ledger.parent
-        roster = self.roster.roster
-        return Positions(folder / f"positions-{roster.authority.hex()[:16]}", roster.keys)
-
 
 class ServerEvaluation:
-    """Evaluates each model once, with the server's own data, and keeps the one whose metric `best` is the greatest.
-
-    Models are released anyway, so choosing one of them by data of the server costs no client's privacy.
-    """
+    """Evaluates each model once, with the server's own data, and keeps the one whose metric `best` is the greatest."""
 
     def __init__(self, layout: Layout, evaluate: Evaluate | None, run: Run, best: str | None) -> None:
         self._layout = layout
         self._evaluate = evaluate
         self._run = run
         self._best = best
-        self._found: dict[int, MetricRecord | None] = {}
+        self.found: dict[int, MetricRecord] = {}  # after so many rounds
+        self._evaluated: set[int] = set()
         before = [record.metrics.get(best or "", -math.inf) for record in run.records()]
         self._greatest = max(before, default=-math.inf)
 
     def validate(self, rounds: int, params: FloatVector) -> dict[str, float]:
         """Return the app's metrics of the model after so many rounds; none if it has no evaluation."""
-        is_new = rounds not in self._found and self._evaluate is not None
+        is_new = rounds not in self._evaluated
+        self._evaluated.add(rounds)
         if is_new and self._evaluate is not None:
-            self._found[rounds] = self._evaluate(rounds, self.record(params))
-        found = self._found.get(rounds) or MetricRecord()
-        metrics = {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
+            found = self._evaluate(rounds, self.record(params))
+            self.found |= {} if found is None else {rounds: found}
+        numbers = self.found.get(rounds, MetricRecord()).items()
+        metrics = {name: float(value) for name, value in numbers if isinstance(value, (int, float))}
         if is_new and rounds and self._best in metrics and metrics[self._best] > self._greatest:
             self._greatest = metrics[self._best]
             self._run.directory.replace(BEST, save(self._layout.unflatten(params)))
@@ -272,14 +264,6 @@ class ServerEvaluation:
     def test(self, _params: FloatVector) -> dict[str, float]:
         """Return nothing: a deployment has no test data of its own."""
         return {}
-
-    def result(self, params: FloatVector) -> Result:
-        """Return what Flower's strategies return."""
-        result = Result()
-        result.arrays = self.record(params)
-        found = {rounds: metrics for rounds, metrics in self._found.items() if metrics is not None}
-        result.evaluate_metrics_serverapp.update(found)
-        return result
 
     def record(self, params: FloatVector) -> ArrayRecord:
         """Return the whole model of these parameters: what stays local is as before the first round."""

@@ -1,31 +1,74 @@
 """Models, data sets, partitions, local training of a whole cohort at once: torch, and nothing of privacy."""
 
 from d2pfed.learning.architectures import MODELS, build_model, fitting
-from d2pfed.learning.evaluation import Metric, accuracy, evaluate, example_losses, measure
 from d2pfed.learning.local_training import LocalTraining, Optimizer, SequentialTrainer
-from d2pfed.learning.model import Forward, Losses, Model, Module, Step, fixed_content, user_model
+from d2pfed.learning.model import (
+    Forward,
+    Losses,
+    Metric,
+    Model,
+    Module,
+    Step,
+    accuracy,
+    evaluate,
+    example_losses,
+    fixed_content,
+    measure,
+    user_model,
+)
 from d2pfed.learning.record_gradients import Groups, RecordTrainer
 from d2pfed.learning.sources import cache_directory, fetch, where
 from d2pfed.learning.task import (
-    ByOwner,
     Clients,
-    Dirichlet,
     Examples,
-    Iid,
     Partition,
-    Shards,
+    PartitionKind,
     StoredClients,
     Task,
     parse_partition,
 )
 from d2pfed.learning.tasks import load_task
 from d2pfed.learning.trainer import LocalTrainer, one_thread, packed, trainer_for, unpacked, use_one_thread
-from d2pfed.learning.user_clients import Rows, UserClients, batches_of
+from d2pfed.learning.user_clients import UserClients, batches_of
 
-__all__ = ["Clients", "Examples", "StoredClients", "Task", "cache_directory", "fetch", "load_task", "where"]
-__all__ += ["ByOwner", "Dirichlet", "Iid", "Partition", "Shards", "parse_partition"]
-__all__ += ["MODELS", "Model", "Module", "build_model", "fitting", "fixed_content", "user_model"]
-__all__ += ["Forward", "Losses", "Metric", "Step", "accuracy", "evaluate", "example_losses", "measure"]
-__all__ += ["LocalTrainer", "LocalTraining", "Optimizer", "SequentialTrainer", "trainer_for"]
-__all__ += ["Groups", "RecordTrainer", "Rows", "UserClients", "batches_of"]
-__all__ += ["one_thread", "packed", "unpacked", "use_one_thread"]
+__all__ = [
+    "Clients",
+    "Examples",
+    "StoredClients",
+    "Task",
+    "cache_directory",
+    "fetch",
+    "load_task",
+    "where",
+    "Partition",
+    "PartitionKind",
+    "parse_partition",
+    "MODELS",
+    "Model",
+    "Module",
+    "build_model",
+    "fitting",
+    "fixed_content",
+    "user_model",
+    "Forward",
+    "Losses",
+    "Metric",
+    "Step",
+    "accuracy",
+    "evaluate",
+    "example_losses",
+    "measure",
+    "LocalTrainer",
+    "LocalTraining",
+    "Optimizer",
+    "SequentialTrainer",
+    "trainer_for",
+    "Groups",
+    "RecordTrainer",
+    "UserClients",
+    "batches_of",
+    "one_thread",
+    "packed",
+    "unpacked",
+    "use_one_thread",
+]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from d2pfed.learning.local_training import ADAM_DECAYS, ADAM_EPSILON, CohortStep
+from d2pfed.learning.local_training import ADAM_DECAYS, ADAM_EPSILON
 from d2pfed.learning.model import Model, Params, Tensors
 from d2pfed.learning.task import Examples, Floats
 from d2pfed.numerics.compiled import compiled
@@ -23,10 +23,7 @@ _EPSILON = np.float32(ADAM_EPSILON)
 
 
 def widths_of(model: Model) -> Ints | None:
-    """Return the widths, from inputs to classes, if the model is `Flatten, Linear, (ReLU, Linear)*`, else None.
-
-    It must also train all its parameters, with biases, in float32, by cross entropy.
-    """
+    """Return the widths of `Flatten, Linear, (ReLU, Linear)*`, all trained, by cross entropy; None of another model."""
     layers = model.plain_layers
     count = len(layers) // 2
     kinds = [nn.Flatten, nn.Linear, *[nn.ReLU, nn.Linear] * (count - 1)]
@@ -35,14 +32,6 @@ def widths_of(model: Model) -> Ints | None:
         return None
     linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
     return np.array([linear[0].in_features, *(layer.out_features for layer in linear)])
-
-
-def train_dense(params: Params, widths: Ints, examples: Examples, schedule: Ints, lr: float) -> Params:
-    """Return the update of one client by plain SGD on the mean cross entropy of each batch of the schedule."""
-    trained = params.copy()
-    _train(trained, widths, *_arrays(examples, widths, schedule), np.float32(lr))
-    trained -= params
-    return trained
 
 
 @dataclass(slots=True)
@@ -54,42 +43,39 @@ class Moments:
     taken: int = 0  # steps
 
 
-def train_dense_adam(  # noqa: PLR0917 - those of `train_dense`, and the memory
+def train_dense(  # noqa: PLR0917 - a kernel's arrays, and what Adam remembers
     params: Params, widths: Ints, examples: Examples, schedule: Ints, lr: float, moments: Moments | None = None
 ) -> Params:
-    """Return the update of one client by Adam on the mean cross entropy of each batch of the schedule."""
-    moments = moments or Moments(*np.zeros((2, len(params)), np.float32))
-    trained = params.copy()
-    steps = np.arange(moments.taken + 1, moments.taken + 1 + len(schedule), dtype=np.float64)
-    first, second = (1 - decay**steps for decay in ADAM_DECAYS)
-    rates, roots = (lr / first).astype(np.float32), (1 / np.sqrt(second)).astype(np.float32)
-    memory = np.stack([np.zeros_like(params), moments.mean, moments.square])
-    _train_adam(trained, memory, widths, *_arrays(examples, widths, schedule), rates, roots)
-    moments.mean, moments.square, moments.taken = memory[1], memory[2], moments.taken + len(schedule)
+    """Return the update of one client on the mean cross entropy of each batch: by plain SGD, or Adam with moments."""
+    inputs = examples.inputs.detach().reshape(len(examples), widths[0]).contiguous().numpy()
+    blocks = np.zeros((2, schedule.shape[1] * widths.sum()), np.float32)  # the room that a step works in
+    data = inputs, examples.labels.contiguous().numpy(), schedule, blocks, np.zeros(schedule.shape[1], np.int64)
+    rates, roots = np.full((2, len(schedule)), lr, np.float32)
+    memory, trained = np.zeros((0, 0), np.float32), params.copy()
+    if moments is not None:
+        steps = np.arange(moments.taken + 1, moments.taken + 1 + len(schedule), dtype=np.float64)
+        first, second = (1 - decay**steps for decay in ADAM_DECAYS)
+        rates, roots = (lr / first).astype(np.float32), (1 / np.sqrt(second)).astype(np.float32)
+        memory = np.stack([np.zeros_like(params), moments.mean, moments.square])
+    _train(trained, memory, widths, *data, rates, roots)
+    if moments is not None:
+        moments.mean, moments.square, moments.taken = memory[1], memory[2], moments.taken + len(schedule)
     trained -= params
     return trained
 
 
-def _arrays(examples: Examples, widths: Ints, schedule: Ints) -> tuple[Floats, Ints, Ints, Floats, Ints]:
-    """Return inputs and labels as the compiled loop reads them, the schedule, and the room that a step works in."""
-    inputs = examples.inputs.detach().reshape(len(examples), widths[0]).contiguous().numpy()
-    batch = schedule.shape[1]
-    blocks, rows = np.zeros((2, batch * widths.sum()), np.float32), np.zeros(batch, np.int64)
-    return inputs, examples.labels.contiguous().numpy(), schedule, blocks, rows
-
-
-def dense_gradients(values: Tensors, step: CohortStep) -> list[torch.Tensor]:
+def dense_gradients(
+    values: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+) -> list[torch.Tensor]:
     """Return each client's gradient of the weighted sum of its losses, in the order of values."""
     tensors = list(values.values())
     layers = list(zip(tensors[::2], tensors[1::2], strict=True))
-    entering = [step.inputs.flatten(2)]
+    entering = [inputs.flatten(2)]
     for weight, bias in layers[:-1]:
         entering.append(torch.baddbmm(bias[:, None], entering[-1], weight.mT).relu_())
     weight, bias = layers[-1]
     slope = torch.baddbmm(bias[:, None], entering[-1], weight.mT).softmax(-1)
-    slope.scatter_add_(2, step.labels[..., None], torch.full_like(slope[..., :1], -1)).mul_(
-        step.weights[..., None]
-    )
+    slope.scatter_add_(2, labels[..., None], torch.full_like(slope[..., :1], -1)).mul_(weights[..., None])
     found: list[torch.Tensor] = []
     for at in reversed(range(len(layers))):
         found = [torch.bmm(slope.mT, entering[at]), slope.sum(1), *found]
@@ -225,22 +211,6 @@ def _add_gradient(  # noqa: PLR0917 - a kernel takes arrays, not objects
 @compiled
 def _train(  # noqa: PLR0917 - a kernel takes arrays, not objects
     values: Floats,
-    widths: Ints,
-    inputs: Floats,
-    labels: Ints,
-    schedule: Ints,
-    blocks: Floats,
-    rows: Ints,
-    lr: np.float32,
-) -> None:
-    """Train in place."""
-    for step in range(len(schedule)):
-        _add_gradient(values, values, widths, inputs, labels, schedule[step], -lr, blocks, rows)
-
-
-@compiled
-def _train_adam(  # noqa: PLR0917 - a kernel takes arrays, not objects
-    values: Floats,
     memory: Floats,
     widths: Ints,
     inputs: Floats,
@@ -251,13 +221,16 @@ def _train_adam(  # noqa: PLR0917 - a kernel takes arrays, not objects
     rates: Floats,
     roots: Floats,
 ) -> None:
-    """Train in place; the memory holds room for the gradient, and both moments, which change too."""
-    gradient, mean, square = memory[0], memory[1], memory[2]
+    """Train in place: by Adam if the memory has room for a gradient and both moments, which change, else by SGD."""
     for step in range(len(schedule)):
+        rate, root = rates[step], roots[step]
+        if not len(memory):
+            _add_gradient(values, values, widths, inputs, labels, schedule[step], -rate, blocks, rows)
+            continue
+        gradient, mean, square = memory[0], memory[1], memory[2]
         for i in range(len(gradient)):
             gradient[i] = np.float32(0)
         _add_gradient(values, gradient, widths, inputs, labels, schedule[step], np.float32(1), blocks, rows)
-        rate, root = rates[step], roots[step]
         for i in range(len(gradient)):
             slope = gradient[i]
             mean[i] += _FIRST * (slope - mean[i])

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter, gaussian_filter1d
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning.edges import image_gradients
-from d2pfed.learning.task import Dirichlet, Examples, Floats, Iid, Shards, check_client
+from d2pfed.learning.architectures import image_gradients
+from d2pfed.learning.task import Examples, Floats, Partition, check_client
 from d2pfed.numerics.compiled import compiled
 from d2pfed.numerics.ring import IntVector
 
@@ -89,7 +89,7 @@ class VirtualClients:
     labels: IntVector = field(repr=False)
     population: int
     size: int
-    partition: Iid | Shards | Dirichlet
+    partition: Partition  # by class
     seed: int
     _share: IntVector = field(init=False, repr=False)
     _by_class: IntVector = field(init=False, repr=False)

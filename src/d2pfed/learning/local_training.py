@@ -12,7 +12,6 @@ from d2pfed.errors import ConfigError, shown
 from d2pfed.fields import TRAINING, about, check_types, documented
 from d2pfed.learning.model import Model, Params, Tensors
 from d2pfed.learning.task import Clients, Examples
-from d2pfed.learning.user_clients import Rows, UserClients
 from d2pfed.numerics.ring import IntVector
 
 MOST_RATE = 1e6  # greater steps than any float32 model outlives
@@ -105,7 +104,7 @@ class SequentialTrainer:
     """Trains client after client: for modules that cannot be trained many at once, and as their reference."""
 
     model: Model
-    clients: Clients | UserClients
+    clients: Clients
     local: LocalTraining
 
     def __call__(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:
@@ -113,7 +112,7 @@ class SequentialTrainer:
         for client in clients:
             yield self.train(params, self.clients.examples(client), client_generator(round_seed, client))
 
-    def train(self, params: Params, examples: Examples | Rows, generator: np.random.Generator) -> Params:
+    def train(self, params: Params, examples: Examples, generator: np.random.Generator) -> Params:
         """Return the update of one client with these examples."""
         schedule = self.local.schedule(len(examples), generator)
         values = self.model.unflatten(params)
@@ -128,34 +127,28 @@ class SequentialTrainer:
         return self.model.flatten(values) - params
 
 
-def loop_gradients(model: Model, values: Tensors, fixed: Tensors, batch: Examples | Rows) -> list[torch.Tensor]:
+def loop_gradients(model: Model, values: Tensors, fixed: Tensors, batch: Examples) -> list[torch.Tensor]:
     """Return the gradient of a batch's mean loss, in the order of `values`; may change the buffers in `fixed`."""
     leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
     loss = model.losses_of(model.training, leaves | fixed, batch.inputs, batch.labels).mean()
     return list(torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CohortStep:
-    """One step of several clients: rows (client, example, ...), and weights that make the sum of losses a mean."""
-
-    inputs: torch.Tensor
-    labels: torch.Tensor
-    weights: torch.Tensor
+# From the clients' parameters, inputs and labels, all with the client as first axis, and weights that make the sum of
+# each one's losses a mean, to their gradients in the order of the parameters.
+FindGradients = Callable[[Tensors, torch.Tensor, torch.Tensor, torch.Tensor], list[torch.Tensor]]
 
 
-# From the clients' parameters, with the client as first axis, to their gradients in the order of the parameters.
-FindGradients = Callable[[Tensors, CohortStep], list[torch.Tensor]]
-
-
-def vmap_gradients(model: Model, values: Tensors, step: CohortStep) -> list[torch.Tensor]:
+def vmap_gradients(
+    model: Model, values: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+) -> list[torch.Tensor]:
     """Return the gradients of any module that torch.func.vmap can handle."""
     fixed = model.fixed()
 
     def mean_loss(own: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return (model.losses_of(model.training, own | fixed, inputs, labels) * weights).sum()
 
-    found = torch.func.vmap(torch.func.grad(mean_loss))(values, step.inputs, step.labels, step.weights)
+    found = torch.func.vmap(torch.func.grad(mean_loss))(values, inputs, labels, weights)
     return [found[name] for name in values]
 
 
@@ -170,37 +163,28 @@ class BatchedTrainer:
 
     def __call__(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:
         """Yield each client's update, trained minus given parameters, in the order of `clients`."""
-        table = [self.clients.examples(client) for client in clients]
-        schedules = [
-            self.local.schedule(len(examples), client_generator(round_seed, client))
-            for client, examples in zip(clients, table, strict=True)
-        ]
+        unsorted = [(each, self.clients.examples(each)) for each in clients]
+        schedules = [self.local.schedule(len(own), client_generator(round_seed, each)) for each, own in unsorted]
         # The most steps first, so that those still training are always the first rows.
         order = np.argsort([-len(schedule) for schedule in schedules], kind="stable")
+        table, schedules = [unsorted[at][1] for at in order], [schedules[at] for at in order]
+        lengths = np.array([len(schedule) for schedule in schedules])
+        inputs, labels = (torch.cat([getattr(own, name) for own in table]) for name in ("inputs", "labels"))
+        starts = torch.tensor([0, *(len(own) for own in table)]).cumsum(0)[:, None]
         values = {
             name: value.expand(len(clients), *value.shape).clone()
             for name, value in self.model.unflatten(params).items()
         }
         steps = Steps(self.local, list(values.values()))
-        for step in _cohort_steps([table[at] for at in order], [schedules[at] for at in order]):
-            own = {name: value[: len(step.labels)] for name, value in values.items()}
-            steps.take(list(own.values()), self.find(own, step))
+        for step in range(max(lengths)):
+            rows = torch.from_numpy(np.stack([schedule[step] for schedule in schedules[: sum(lengths > step)]]))
+            real, at = rows >= 0, rows.clamp(min=0) + starts[: len(rows)]
+            taken = inputs.index_select(0, at.flatten()).view(*at.shape, *inputs.shape[1:])
+            own = {name: value[: len(rows)] for name, value in values.items()}
+            found = self.find(own, taken, labels[at], real / real.sum(dim=1, keepdim=True))
+            steps.take(list(own.values()), found)
         flat = [values[name].reshape(len(clients), -1).float() for name in self.model.names]
         trained = torch.cat(flat, dim=1).numpy()
         trained -= params
         for place in np.argsort(order):
             yield trained[place]
-
-
-def _cohort_steps(table: list[Examples], schedules: list[IntVector]) -> Iterator[CohortStep]:
-    """Yield step after step of the clients that still have one; those with the most steps come first."""
-    lengths = np.array([len(schedule) for schedule in schedules])
-    inputs = torch.cat([examples.inputs for examples in table])
-    labels = torch.cat([examples.labels for examples in table])
-    starts = torch.tensor([0, *(len(examples) for examples in table)]).cumsum(0)[:, None]
-    for step in range(max(lengths)):
-        rows = torch.from_numpy(np.stack([schedule[step] for schedule in schedules[: sum(lengths > step)]]))
-        real = rows >= 0
-        at = rows.clamp(min=0) + starts[: len(rows)]
-        taken = inputs.index_select(0, at.flatten()).view(*at.shape, *inputs.shape[1:])
-        yield CohortStep(taken, labels[at], real / real.sum(dim=1, keepdim=True))

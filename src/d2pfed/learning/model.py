@@ -1,7 +1,7 @@
-"""Any torch module as one flat vector of the parameters that are trained."""
+"""Any torch module as one flat vector of the parameters that are trained, and how good it is on given examples."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -12,17 +12,20 @@ from numpy.typing import NDArray
 from torch import nn
 
 from d2pfed.errors import ConfigError
+from d2pfed.learning.task import Examples, Tree, mapped
 
 Module = nn.Module
 Params = NDArray[np.float32]
 Losses = Callable[..., torch.Tensor]  # of outputs and targets; of each example, or their mean
 Forward = Callable[[Module, Any], Any]  # from a module and inputs to outputs
 Step = Callable[[Module, Any], torch.Tensor]  # from a module and a batch to its loss
+Metric = Callable[[Any, Any], Any]  # from all outputs and all targets to a number
 CPU = torch.device("cpu")
 Tensors = dict[str, torch.Tensor]
 
 # Losses whose mean is that of the rows' own means.
 _BY_ELEMENT = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
+_EVALUATED = 100  # rows at once: what the layers pass on then stays in a core's cache
 _PLAIN_LOSS = vars(nn.CrossEntropyLoss()) | {"training": True}
 
 
@@ -33,16 +36,12 @@ def cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """A module, which of its parameters are trained, and the loss of each example.
+    """A module that treats the rows of a batch one by one, which of its parameters are trained, and its loss.
 
     `trainable` holds names or patterns (`head.*`); what they leave out, and what does not require gradients, keeps
     its value and costs nothing. Shared parameters count once, under any of their names. Buffers never leave a
-    client: each starts from the module's. A normalization that learns running statistics is refused, unless it
-    comes trained and is left as it is: its statistics would reach the server outside the sum, or never.
-    The module must treat the rows of a batch one by one.
-
-    `forward` says how the module is called, where inputs are not one tensor, a tuple of arguments or a dictionary of
-    them. `step` takes the place of forward and loss: from the module and a whole batch to its loss.
+    client: each starts from the module's. `forward` says how the module is called, where inputs are not one tensor, a
+    tuple of arguments or a dictionary of them. `step` takes the place of forward and loss.
     """
 
     module: Module = field(repr=False)
@@ -58,12 +57,21 @@ class Model:
 
     def __post_init__(self) -> None:
         own = copy.deepcopy(self.module).to(self.device)
-        names = _chosen(own, self.trainable)
-        _require_no_running_statistics(own, names)
-        values = dict(own.named_parameters())
+        names, values = _chosen(own, self.trainable), dict(own.named_parameters())
         for name in names:
             if not values[name].is_floating_point():
                 raise ConfigError(f"trained parameters must be real floats, {name} is {values[name].dtype}")
+        for name, layer in own.named_modules():
+            if getattr(layer, "running_mean", None) is None:
+                continue
+            parts = {f"{name}.{parameter}" if name else parameter for parameter, _ in layer.named_parameters()}
+            seen = getattr(layer, "num_batches_tracked", None)
+            if parts & set(names) or not isinstance(seen, torch.Tensor) or not seen:
+                what = f"layer {name} ({type(layer).__name__})" if name else "the module"
+                raise ConfigError(
+                    f"running statistics must come trained and stay as they are, {what} would learn "
+                    "them outside the private sum: use GroupNorm or track_running_stats=False, or leave it untrained"
+                )
         # Two views of the same tensors: switching one module between modes would be state that callers share.
         tensors = {id(tensor): tensor for tensor in (*own.parameters(), *own.buffers())}
         training = copy.deepcopy(own, tensors).train()
@@ -114,8 +122,7 @@ class Model:
         """Return the losses of a batch by `training`, which may change the buffers among `values`, or by `scoring`."""
         if self.step is None:
             return self.losses(self.outputs_of(module, values, inputs), labels)
-        batch = inputs if labels is None else (inputs, labels)
-        found: torch.Tensor = _call(module, values, self.step, batch)
+        found: torch.Tensor = _call(module, values, self.step, inputs if labels is None else (inputs, labels))
         return found
 
     def outputs_of(self, module: Module, values: Tensors, inputs: Any) -> Any:  # noqa: ANN401 - any data
@@ -200,20 +207,6 @@ def _chosen(module: Module, patterns: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def _require_no_running_statistics(module: Module, trained: tuple[str, ...]) -> None:
-    for name, layer in module.named_modules():
-        if getattr(layer, "running_mean", None) is None:
-            continue
-        own = {f"{name}.{parameter}" if name else parameter for parameter, _ in layer.named_parameters()}
-        seen = getattr(layer, "num_batches_tracked", None)
-        if own & set(trained) or not isinstance(seen, torch.Tensor) or not seen:
-            what = f"layer {name} ({type(layer).__name__})" if name else "the module"
-            raise ConfigError(
-                f"running statistics must come trained and stay as they are, {what} would learn "
-                "them outside the private sum: use GroupNorm or track_running_stats=False, or leave it untrained"
-            )
-
-
 def user_model(
     module: object,
     *,
@@ -279,3 +272,69 @@ def fixed_content(model: Model) -> Iterator[tuple[str, bytes]]:
     for name, value in sorted(model.fixed().items()):
         whole = value.detach().cpu().contiguous().reshape(-1)
         yield name, whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b""
+
+
+def evaluate(model: Model, params: Params, examples: Examples) -> dict[str, float]:
+    """Return the share of examples whose class is right, and the mean loss, in evaluation mode."""
+    if not len(examples):
+        raise ConfigError("evaluation needs at least one example, got 0")
+    values = model.unflatten(params) | model.fixed()
+    right, loss = 0, 0.0
+    with torch.no_grad():
+        for inputs, labels in zip(
+            torch.split(examples.inputs, _EVALUATED), torch.split(examples.labels, _EVALUATED), strict=True
+        ):
+            outputs = model.outputs_of(model.scoring, values, inputs)
+            right += int((outputs.argmax(dim=1) == labels).sum())
+            loss += float(model.losses(outputs, labels).double().sum())
+    return {"accuracy": right / len(examples), "loss": loss / len(examples)}
+
+
+def example_losses(model: Model, params: Params, examples: Examples) -> NDArray[np.float64]:
+    """Return the loss of each example, in evaluation mode."""
+    values = model.unflatten(params) | model.fixed()
+    with torch.no_grad():
+        losses = model.losses_of(model.scoring, values, examples.inputs, examples.labels)
+    return np.asarray(losses.double().numpy().reshape(len(examples), -1).mean(axis=1))
+
+
+def measure(
+    model: Model, params: Params, batches: Iterable[Examples], metrics: Mapping[str, Metric]
+) -> dict[str, float]:
+    """Return the mean loss in evaluation mode, and each metric of all rows together; without rows nothing."""
+    values = model.unflatten(params) | model.fixed()
+    loss, count, outputs, targets = 0.0, 0, list[Tree](), list[Tree]()
+    with torch.no_grad():
+        for batch in batches:
+            if not len(batch):
+                continue
+            here = batch.each(lambda leaf: leaf.to(model.device))
+            found = None
+            if model.step is None or metrics:
+                found = model.outputs_of(model.scoring, values, here.inputs)
+            if model.step is None:
+                losses = model.losses(found, here.labels)
+            else:
+                losses = model.losses_of(model.scoring, values, here.inputs, here.labels)
+            loss += float(losses.double().mean()) * len(batch)
+            count += len(batch)
+            if metrics:
+                outputs.append(mapped(torch.Tensor.cpu, found))
+                targets.append(mapped(torch.Tensor.cpu, batch.labels))
+        if not count:
+            return {}
+        numbers = {"loss": loss / count}
+        whole = [mapped(lambda *parts: torch.cat(parts), *trees) for trees in (outputs, targets) if metrics]
+        for name, metric in metrics.items():
+            value = metric(*whole)
+            try:
+                numbers[name] = float(value)
+            except (TypeError, ValueError, RuntimeError):
+                text = f"the metric {name} must return a number, got {type(value).__name__}"
+                raise ConfigError(text) from None
+    return numbers
+
+
+def accuracy(outputs: torch.Tensor, labels: torch.Tensor) -> float:
+    """Return the share of rows whose class is right."""
+    return float((outputs.argmax(dim=1) == labels).double().mean())

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning.model import Model, Params, Tensors
-from d2pfed.learning.task import Clients
-from d2pfed.learning.user_clients import Rows, UserClients, joined, mapped
+from d2pfed.learning.task import Clients, Examples, joined, mapped
+from d2pfed.learning.user_clients import UserClients
 from d2pfed.numerics.ring import IntVector
 
 Gradients = NDArray[np.float32]  # one row for each record or unit
@@ -36,7 +36,7 @@ _log = logging.getLogger("d2pfed.learning")  # of whoever holds the records
 class _Silo:
     """The rows of a silo, the unit of each, and the rows of each unit where they are grouped."""
 
-    rows: Rows
+    rows: Examples
     units: IntVector
     by_unit: list[IntVector]
     count: int  # of units
@@ -47,28 +47,31 @@ class _Held:
     """What was loaded of the silos, each by itself and all of them as one table, and what is used again."""
 
     silos: dict[int, _Silo] = field(default_factory=dict)
-    table: tuple[Rows, IntVector] | None = None  # and where each silo begins
+    table: tuple[Examples, IntVector] | None = None  # and where each silo begins
     room: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0))  # for the gradients of a chunk
     has_told: bool = False  # that a record counts as zero
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiloUnits:
+    """A silo's units under a model, as the client half of a round asks for them (round.Units)."""
+
+    count: int
+    gradients: Callable[[IntVector], Iterator[Gradients]] = field(repr=False)  # of chosen units
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordTrainer:
     """Computes the gradients of the records of some silos; what a unit sends is its gradient, downhill.
 
-    Attributes:
-        model: what is trained.
-        silos: who holds the records.
-        groups: for each silo the owner of each row, such as a patient: all rows of one owner are one unit, whose
-            gradients add up before they are clipped. None: each row is a unit.
-        chunk: how many records are processed at once; 0: chosen by `tried`.
-        held: what was loaded of the silos so far.
+    `groups` has for each silo the owner of each row, such as a patient: all rows of one owner are one unit, whose
+    gradients add up before they are clipped. None: each row is a unit.
     """
 
     model: Model
-    silos: Clients | UserClients
+    silos: Clients
     groups: Groups | None = field(default=None, repr=False)
-    chunk: int = 0
+    chunk: int = 0  # how many records are processed at once; 0: chosen by `tried`
     held: _Held = field(default_factory=_Held, repr=False)
 
     def __post_init__(self) -> None:
@@ -78,14 +81,11 @@ class RecordTrainer:
             )
 
     def tried(self, params: Params, expected: float) -> "RecordTrainer":
-        """Return the trainer with chunks in which a record's gradient does not depend on its neighbors or place.
-
-        `expected` is the usual number of records at once: chunks hold nearly all such numbers, as a call costs much.
-        """
+        """Return the trainer with chunks in which a record's gradient does not depend on its neighbors or place."""
         if self.silos.population > 1:  # silos that do not fit together are found before anything is charged
             self._table()
         most = min(_MOST_ROWS, max(_LEAST_ROWS, _CHUNK_BYTES // (4 * self.model.dimension)))
-        likely = expected + 2.5 * math.sqrt(expected)
+        likely = expected + 2.5 * math.sqrt(expected)  # nearly always enough for a batch: a call costs much
         size = self.chunk or _LEAST_ROWS * math.ceil(likely / math.ceil(likely / most) / _LEAST_ROWS)
         rows = next((silo.rows for each in range(self.silos.population) if (silo := self._silo(each)).count), None)
         if rows is None:
@@ -107,17 +107,16 @@ class RecordTrainer:
         """Return how many units all silos hold."""
         return sum(map(self.count, range(self.silos.population)))
 
-    def units(self, params: Params, client: int) -> "SiloUnits":
+    def units(self, params: Params, client: int) -> SiloUnits:
         """Return a silo's units under a model."""
-        return SiloUnits(self, params, client)
+        return SiloUnits(
+            self.count(client), lambda own: (found for _, found in self.chunks(params, [(client, own)]))
+        )
 
     def chunks(
         self, params: Params, wanted: Sequence[tuple[int, IntVector]]
     ) -> Iterator[tuple[IntVector, Gradients]]:
-        """Yield the vectors of chosen units, in their order, with the silo of each; the next may take their place.
-
-        Records of several silos may share a chunk, as no record's gradient depends on another's.
-        """
+        """Yield the vectors of chosen units, in their order, with the silo of each; the next may take their place."""
         parts = [(client, self._silo(client), chosen) for client, chosen in wanted if len(chosen)]
         if not parts:
             return
@@ -143,16 +142,14 @@ class RecordTrainer:
     def _silo(self, client: int) -> _Silo:
         """Return what a silo holds, loaded once."""
         if client not in self.held.silos:
-            found = self.silos.examples(client)
-            rows = found if isinstance(found, Rows) else Rows(found.inputs, found.labels)
-            grouped = self.groups is not None
+            rows, grouped = self.silos.examples(client), self.groups is not None
             units = self._owners(self.groups, client, len(rows)) if grouped else np.arange(len(rows))
             count, ends = int(units.max(initial=-1)) + 1, np.cumsum(np.bincount(units))
             by_unit = np.split(np.argsort(units, kind="stable"), ends[:-1]) if grouped else []
             self.held.silos[client] = _Silo(rows, units, by_unit, count)
         return self.held.silos[client]
 
-    def _table(self) -> tuple[Rows, IntVector]:
+    def _table(self) -> tuple[Examples, IntVector]:
         """Return the rows of all silos, one after the other, and where each begins."""
         if self.held.table is None:
             silos = [self._silo(each) for each in range(self.silos.population)]
@@ -193,18 +190,15 @@ class RecordTrainer:
                 f"groups must name owners by numbers or texts, silo {client} has other values"
             ) from None
 
-    def _at(self, params: Params) -> Callable[[Rows], Gradients]:
-        """Return a function from rows to the gradient of each row's loss, downhill, under a model.
-
-        What it returns is in the same place of what is held every time: fresh memory costs as much as the gradients.
-        """
+    def _at(self, params: Params) -> Callable[[Examples], Gradients]:
+        """Return a function from rows to the gradient of each row's loss, downhill, which the next call overwrites."""
         values, fixed = self.model.unflatten(params), self.model.fixed()
 
         def gain(trained: Tensors, inputs: Any, labels: Any) -> torch.Tensor:  # noqa: ANN401 - any data
             one = mapped(lambda leaf: leaf.unsqueeze(0), inputs), mapped(lambda leaf: leaf.unsqueeze(0), labels)
             return -self.model.losses_of(self.model.training, trained | fixed, *one).mean()
 
-        def gradients(rows: Rows) -> Gradients:
+        def gradients(rows: Examples) -> Gradients:
             axes = (0, 0, None if rows.labels is None else 0)
             # Each record multiplies parameters of its own: a product of the whole chunk treats rows by their place.
             own = {name: value.expand(len(rows), *value.shape) for name, value in values.items()}
@@ -216,13 +210,16 @@ class RecordTrainer:
                     f"and buffers that change cannot be used there): {str(error).strip().splitlines()[0][:160]}"
                 ) from error
             flat = [found[name].reshape(len(rows), -1).float().cpu() for name in self.model.names]
-            if self.held.room.shape != (len(rows), self.model.dimension):
+            if self.held.room.shape != (
+                len(rows),
+                self.model.dimension,
+            ):  # fresh memory costs as much as gradients
                 self.held.room = torch.empty(len(rows), self.model.dimension)
             return torch.cat(flat, 1, out=self.held.room).numpy()
 
         return gradients
 
-    def _each(self, gradients: Callable[[Rows], Gradients], rows: Rows) -> Gradients:
+    def _each(self, gradients: Callable[[Examples], Gradients], rows: Examples) -> Gradients:
         """Return the gradient of each row of a chunk; one that raises is not a number, and counts as zero.
 
         Guarantee: what a row gets does not depend on which others are in the chunk, or raise. A chunk that raises is
@@ -243,50 +240,27 @@ class RecordTrainer:
         first = self._each(gradients, rows.between(0, half)).copy()
         return np.concatenate([first, self._each(gradients, rows.between(half, len(rows)))])
 
-    def _is_place_blind(self, params: Params, rows: Rows) -> bool:
+    def _is_place_blind(self, params: Params, rows: Examples) -> bool:
         """Tell whether rows have the same gradients, to the bit, in another order, with others, and in other places."""
         size, gradients = len(rows), self._at(params)
-        self._require_computable(gradients, rows)
-        plain = np.arange(size)
-        orders = [plain, plain[::-1], np.roll(plain, 1), np.argsort(plain * 7 % size)]
-        wanted: Gradients | None = None
-        for order in (*orders, *(plain[row : row + 1] for row in range(0, size, max(1, size // _TRIED)))):
-            some = rows.take(order)
-            parts = (some.between(start, start + self.chunk) for start in range(0, len(some), self.chunk))
-            found = np.concatenate([self._each(gradients, part).copy() for part in parts])
-            wanted = found if wanted is None else wanted
-            if not np.array_equal(found, wanted[order], equal_nan=True):
-                return False
-        return True
-
-    def _require_computable(self, gradients: Callable[[Rows], Gradients], rows: Rows) -> None:
-        """Refuse a module whose gradient raises for every row: then it is no record's doing."""
-        for row in range(len(rows)):
+        for row in range(size):
             try:
                 gradients(_padded(rows.between(row, row + 1), self.chunk))
-            except Exception:
-                if row + 1 == len(rows):
+                break
+            except Exception:  # of every row: then it is no record's doing
+                if row + 1 == size:
                     raise
-            else:
-                return
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SiloUnits:
-    """A silo's units under a model, as the client half of a round asks for them."""
-
-    trainer: RecordTrainer
-    params: Params = field(repr=False)
-    client: int
-
-    @property
-    def count(self) -> int:
-        """How many units there are."""
-        return self.trainer.count(self.client)
-
-    def gradients(self, chosen: IntVector) -> Iterator[Gradients]:
-        """Yield the vectors of the chosen units."""
-        return (found for _, found in self.trainer.chunks(self.params, [(self.client, chosen)]))
+        plain = np.arange(size)
+        orders = [plain, plain[::-1], np.roll(plain, 1), np.argsort(plain * 7 % size)]
+        orders += [plain[row : row + 1] for row in range(0, size, max(1, size // _TRIED))]
+        found = []
+        for order in orders:
+            some = rows.take(order)
+            parts = (some.between(start, start + self.chunk) for start in range(0, len(some), self.chunk))
+            found.append(np.concatenate([self._each(gradients, part).copy() for part in parts]))
+            if not np.array_equal(found[-1], found[0][order], equal_nan=True):
+                return False
+        return True
 
 
 def _summed(
@@ -308,7 +282,7 @@ def _summed(
             yield np.array(ended), np.stack(sums)
 
 
-def _padded(rows: Rows, size: int) -> Rows:
+def _padded(rows: Examples, size: int) -> Examples:
     """Return the rows filled up to a fixed number with copies of the last: zeros could raise where no row does."""
     if len(rows) == size:
         return rows

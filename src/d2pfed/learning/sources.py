@@ -85,10 +85,10 @@ SHAKESPEARE = Source(
 SOURCES: Mapping[str, tuple[Source, ...]] = MappingProxyType(
     {
         "infimnist": _MNIST,
+        "digits": (),
         "mnist-writers": (*_MNIST, WRITERS),
         "cifar10": _CIFAR,
         "shakespeare": (SHAKESPEARE,),
-        "digits": (),
     }
 )
 
@@ -105,7 +105,8 @@ def cache_directory() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "d2pfed"
 
 
-def _files_of(name: str) -> tuple[Source, ...]:
+def files_of(name: str) -> tuple[Source, ...]:
+    """Return the files that a task needs."""
     if name not in SOURCES:
         raise ConfigError(f"task must be one of {', '.join(SOURCES)}, got {name!r}")
     return SOURCES[name]
@@ -114,7 +115,7 @@ def _files_of(name: str) -> tuple[Source, ...]:
 def where(name: str, data_dir: Path | None = None) -> dict[str, Path | None]:
     """Say for each file of a task where it is, or None; an empty answer means that nothing is needed."""
     places = search_path(data_dir)
-    hits = {source.path: [source.find(place) for place in places] for source in _files_of(name)}
+    hits = {source.path: [source.find(place) for place in places] for source in files_of(name)}
     return {path: next((hit for hit in found if hit), None) for path, found in hits.items()}
 
 
@@ -140,7 +141,7 @@ def read(source: Source, places: Mapping[str, Path]) -> bytes:
 
 def fetch(name: str, directory: Path) -> list[Path]:
     """Download what a task lacks into a directory, and return the new files; each is checked before it appears."""
-    return download([source for source in _files_of(name) if source.find(directory) is None], directory)
+    return download([source for source in files_of(name) if source.find(directory) is None], directory)
 
 
 def download(missing: list[Source], directory: Path) -> list[Path]:
@@ -157,23 +158,21 @@ def download(missing: list[Source], directory: Path) -> list[Path]:
                 if isinstance(error, urllib.error.HTTPError):
                     error.close()  # it holds the connection open
                 raise DownloadError(f"cannot fetch {url}: {error}") from error
-        path, content = directory / source.path, _checked(source, _plain(source, answers[url]), url)
+        try:
+            if url.endswith(".tar.gz"):
+                with tarfile.open(fileobj=io.BytesIO(answers[url]), mode="r:gz") as archive:
+                    member = archive.extractfile(source.path)
+                    content = member.read() if member else b""
+            else:
+                content = gzip.decompress(answers[url]) if url.endswith(".gz") else answers[url]
+        except (OSError, EOFError, KeyError, tarfile.TarError) as error:
+            raise ConfigError(f"{url} does not hold {source.path}: {error}") from error
+        path, content = directory / source.path, _checked(source, content, url)
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as partial:
             partial.write(content)
         fresh.append(Path(partial.name).replace(path))
     return fresh
-
-
-def _plain(source: Source, content: bytes) -> bytes:
-    try:
-        if source.url.endswith(".tar.gz"):
-            with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
-                member = archive.extractfile(source.path)
-                return member.read() if member else b""
-        return gzip.decompress(content) if source.url.endswith(".gz") else content
-    except (OSError, EOFError, KeyError, tarfile.TarError) as error:
-        raise ConfigError(f"{source.url} does not hold {source.path}: {error}") from error
 
 
 def _checked(source: Source, content: bytes, origin: str) -> bytes:
@@ -205,10 +204,7 @@ def read_cifar(content: bytes) -> tuple[NDArray[np.uint8], IntVector]:
 
 
 def read_speeches(text: str) -> dict[str, str]:
-    """Return what each speaker of a play says, in order, speeches joined by newlines.
-
-    A speech is a line with a name and a colon, then lines up to an empty one.
-    """
+    """Return what each speaker of a play says, speech after speech: each has a name and a colon in its first line."""
     said: dict[str, list[str]] = {}
     for name, speech in _SPEECH.findall(text):
         said.setdefault(name, []).append(speech)

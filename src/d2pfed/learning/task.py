@@ -1,8 +1,9 @@
 """What is learned from: examples, the clients that hold them, the task they make up, and how it is dealt out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from enum import StrEnum
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,35 +14,74 @@ from d2pfed.numerics.ring import IntVector
 
 Floats = NDArray[np.float32]
 RowsByClient = tuple[IntVector, ...]
+Tree = Any  # a tensor, None, or a tuple or dictionary of trees: torch has no type for it
+
+
+def mapped(change: Callable[..., object], *trees: Tree) -> Tree:
+    """Return trees of one form as one, each tensor made of theirs."""
+    first = trees[0]
+    if first is None or isinstance(first, torch.Tensor):
+        return None if first is None else change(*trees)
+    if isinstance(first, Mapping):
+        return {name: mapped(change, *(tree[name] for tree in trees)) for name in first}
+    return tuple(mapped(change, *parts) for parts in zip(*trees, strict=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Examples:
-    """Inputs and their labels, one of each per row: class labels, or whatever the loss takes."""
+    """Inputs and their labels, one row per example: class labels, or whatever the loss takes.
 
-    inputs: torch.Tensor
-    labels: torch.Tensor
+    Both are tensors, or trees of tensors where a user's module takes those. Labels are None where the data are no
+    pairs, and inputs too where there are no rows: an empty data set does not say what its rows would be.
+    """
+
+    inputs: Tree
+    labels: Tree = None
+    count: int = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.inputs.ndim < 2:
-            raise ConfigError(f"inputs must be rows of at least one number, got shape {tuple(self.inputs.shape)}")
-        if not self.labels.ndim or len(self.labels) != len(self.inputs):
-            rows, got = len(self.inputs), tuple(self.labels.shape)
-            raise ConfigError(f"labels must be one per row of inputs ({rows}), got shape {got}")
+        leaves: list[torch.Tensor] = []
+        mapped(leaves.append, (self.inputs, self.labels))
+        shapes = [tuple(leaf.shape) for leaf in leaves]
+        if () in shapes or len({shape[0] for shape in shapes}) > 1:
+            raise ConfigError(f"inputs and targets must have as many rows, got shapes {shapes}")
+        object.__setattr__(self, "count", shapes[0][0] if shapes else 0)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return self.count
 
     def take(self, rows: IntVector) -> "Examples":
         """Return the given rows, copied."""
         index = torch.from_numpy(np.ascontiguousarray(rows, np.int64))
-        return Examples(self.inputs[index], self.labels[index])
+        return self.each(lambda leaf: leaf[index.to(leaf.device)])
+
+    def between(self, start: int, end: int) -> "Examples":
+        """Return the rows from `start` to `end`."""
+        return self.each(lambda leaf: leaf[start:end])
+
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Examples":
+        """Return the rows with each tensor changed."""
+        return Examples(mapped(change, self.inputs), mapped(change, self.labels))
+
+    @property
+    def are_tensors(self) -> bool:
+        """Whether inputs are one tensor of rows, and labels another one."""
+        return isinstance(self.labels, torch.Tensor) and getattr(self.inputs, "ndim", 0) > 1
 
     def has_classes(self, count: int) -> bool:
         """Tell whether labels are classes below a count."""
         if self.labels.ndim != 1 or self.labels.dtype != torch.int64:
             return False
         return not len(self) or bool(self.labels.min() >= 0 and self.labels.max() < count)
+
+
+def joined(parts: Sequence[Examples]) -> Examples:
+    """Return the rows of several batches as one."""
+    some = [part for part in parts if len(part)]
+    if len(some) < 2:
+        return next(iter((*some, *parts)), Examples(None))
+    inputs, labels = ([getattr(part, name) for part in some] for name in ("inputs", "labels"))
+    return Examples(*(mapped(lambda *leaves: torch.cat(leaves), *trees) for trees in (inputs, labels)))
 
 
 class Clients(Protocol):
@@ -109,107 +149,90 @@ def check_client(client: int, population: int) -> None:
         raise ConfigError(f"client must be in [0, {population}), got {client}")
 
 
-@dataclass(frozen=True, slots=True)
-class Iid:
-    """Every client holds a fair sample of everything."""
-
-    def split(self, labels: IntVector, population: int, generator: np.random.Generator) -> RowsByClient:
-        """Deal all rows at random; sizes differ by at most one."""
-        return _cut(generator.permutation(len(labels)), population)
-
-    def counts(self, client: int, population: int, share: IntVector, size: int, seed: int) -> IntVector:
-        """Draw how many of a client's `size` examples fall in each class, classes in proportion to `share`."""
-        del population
-        return np.random.default_rng([seed, client]).multinomial(size, share / share.sum())
+def rows_by_owner(owners: IntVector) -> RowsByClient:
+    """Return the rows of each owner, in their order; owners by increasing number."""
+    order = np.argsort(owners, kind="stable")
+    return tuple(np.split(order, np.flatnonzero(np.diff(owners[order])) + 1))
 
 
-@dataclass(frozen=True, slots=True)
-class Shards:
-    """Rows sorted by class and cut into contiguous pieces: most clients hold a single class."""
+class PartitionKind(StrEnum):
+    """Who holds what."""
 
-    def split(self, labels: IntVector, population: int, generator: np.random.Generator) -> RowsByClient:
-        """Cut the rows, sorted by class and in random order within one, into near-equal pieces."""
-        shuffled = generator.permutation(len(labels))
-        return _cut(shuffled[np.argsort(labels[shuffled], kind="stable")], population)
-
-    def counts(self, client: int, population: int, share: IntVector, size: int, seed: int) -> IntVector:
-        """Count the classes of a client's piece of all `population * size` examples sorted by class."""
-        del seed
-        ends = np.cumsum(share) * (population * size) // share.sum()
-        inside = np.clip(ends, client * size, (client + 1) * size) - client * size
-        return np.asarray(np.diff(inside, prepend=0))
+    IID = "iid"  # every client a fair sample of everything
+    SHARDS = "shards"  # rows sorted by class and cut into contiguous pieces: most clients hold a single class
+    DIRICHLET = (
+        "dirichlet"  # every client its own mix of classes, by a symmetric Dirichlet law; small alpha is uneven
+    )
+    OWNER = "owner"  # every client is a real person of the data: a writer, a speaker
 
 
 @dataclass(frozen=True, slots=True)
-class Dirichlet:
-    """Every client has its own mix of classes, drawn from a symmetric Dirichlet law; small alpha is uneven."""
+class Partition:
+    """How rows are dealt out to clients; alpha is that of a Dirichlet law."""
 
-    alpha: float
+    kind: PartitionKind
+    alpha: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < np.inf:
+        if self.kind == PartitionKind.DIRICHLET and not 0 < self.alpha < np.inf:
             raise ConfigError(f"alpha must be positive and finite, got {self.alpha}")
 
     def split(self, labels: IntVector, population: int, generator: np.random.Generator) -> RowsByClient:
-        """Give each client an equal number of rows, by its own mix as far as the classes last.
+        """Return the rows of each client, by their classes; sizes differ by at most one.
 
-        Each of a client's places draws a class; a class fills the places that drew it, in random order, until it runs
-        out, and the places left over take the rows left over.
+        Under a Dirichlet law each of a client's places draws a class; a class fills the places that drew it, in random
+        order, until it runs out, and the places left over take the rows left over.
         """
-        present, classes = np.unique(labels, return_inverse=True)
-        mixes = generator.dirichlet(np.full(len(present), self.alpha), population)
-        places = np.concatenate([np.full(len(p), k) for k, p in enumerate(_cut(labels, population))])
-        draws = generator.random(len(labels))[:, None]
-        drawn = (draws > np.cumsum(mixes, axis=1)[places, :-1]).sum(axis=1)
-        rows = np.full(len(labels), -1)
-        for label in range(len(present)):
-            supply = generator.permutation(np.flatnonzero(classes == label))
-            waiting = generator.permutation(np.flatnonzero(drawn == label))
-            filled = min(len(supply), len(waiting))
-            rows[waiting[:filled]] = supply[:filled]
-        unfilled = np.flatnonzero(rows < 0)
-        rows[unfilled] = generator.permutation(np.setdiff1d(np.arange(len(labels)), rows))
-        return _cut(rows, population)
+        if not 1 <= population <= len(labels):
+            raise ConfigError(
+                f"population must be in [1, {len(labels)}], one example each at least, got {population}"
+            )
+        if self.kind == PartitionKind.DIRICHLET:
+            present, classes = np.unique(labels, return_inverse=True)
+            mixes = generator.dirichlet(np.full(len(present), self.alpha), population)
+            sizes = [len(part) for part in np.array_split(labels, population)]
+            places = np.repeat(np.arange(population), sizes)
+            draws = generator.random(len(labels))[:, None]
+            drawn = (draws > np.cumsum(mixes, axis=1)[places, :-1]).sum(axis=1)
+            rows = np.full(len(labels), -1)
+            for label in range(len(present)):
+                supply = generator.permutation(np.flatnonzero(classes == label))
+                waiting = generator.permutation(np.flatnonzero(drawn == label))
+                filled = min(len(supply), len(waiting))
+                rows[waiting[:filled]] = supply[:filled]
+            unfilled = np.flatnonzero(rows < 0)
+            rows[unfilled] = generator.permutation(np.setdiff1d(np.arange(len(labels)), rows))
+        else:
+            rows = generator.permutation(len(labels))
+            if self.kind == PartitionKind.SHARDS:
+                rows = rows[np.argsort(labels[rows], kind="stable")]
+        return tuple(np.array_split(rows, population))
 
     def counts(self, client: int, population: int, share: IntVector, size: int, seed: int) -> IntVector:
-        """Draw a client's mix among the classes there are, then its class counts from that mix."""
-        del population
+        """Return how many of a client's `size` examples are of each class, where rows are made on demand.
+
+        Shards are a client's piece of all `population * size` examples, classes in proportion to `share`, sorted.
+        """
+        if self.kind == PartitionKind.SHARDS:
+            ends = np.cumsum(share) * (population * size) // share.sum()
+            inside = np.clip(ends, client * size, (client + 1) * size) - client * size
+            return np.asarray(np.diff(inside, prepend=0))
         generator = np.random.default_rng([seed, client])
-        counts = np.zeros(len(share), np.int64)
-        there = share > 0
+        if self.kind == PartitionKind.IID:
+            return generator.multinomial(size, share / share.sum())
+        counts, there = np.zeros(len(share), np.int64), share > 0
         counts[there] = generator.multinomial(size, generator.dirichlet(np.full(there.sum(), self.alpha)))
         return counts
-
-
-@dataclass(frozen=True, slots=True)
-class ByOwner:
-    """Every client is a real person of the data: a writer, a speaker."""
-
-    def split(self, owners: IntVector) -> RowsByClient:
-        """Give each owner its own rows, in their order; owners by increasing number."""
-        order = np.argsort(owners, kind="stable")
-        starts = np.flatnonzero(np.diff(owners[order])) + 1
-        return tuple(np.split(order, starts))
-
-
-Partition = Iid | Shards | Dirichlet | ByOwner
 
 
 def parse_partition(text: str) -> Partition:
     """Read `iid`, `shards`, `dirichlet:ALPHA` or `owner`."""
     name, _, rest = text.partition(":")
-    plain: dict[str, Partition] = {"iid": Iid(), "shards": Shards(), "owner": ByOwner()}
-    if name in plain and not rest:
-        return plain[name]
-    if name == "dirichlet":
-        try:
-            return Dirichlet(float(rest))
-        except ValueError as error:
-            raise ConfigError(f"dirichlet needs a number, as in dirichlet:0.1, got {text!r}") from error
-    raise ConfigError(f"partition must be iid, shards, dirichlet:ALPHA or owner, got {text!r}")
-
-
-def _cut(rows: IntVector, population: int) -> RowsByClient:
-    if not 1 <= population <= len(rows):
-        raise ConfigError(f"population must be in [1, {len(rows)}], one example each at least, got {population}")
-    return tuple(np.array_split(rows, population))
+    if name not in list(PartitionKind) or (rest and name != PartitionKind.DIRICHLET):
+        raise ConfigError(f"partition must be iid, shards, dirichlet:ALPHA or owner, got {text!r}")
+    try:
+        return Partition(PartitionKind(name), float(rest) if name == PartitionKind.DIRICHLET else 0.0)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"dirichlet needs a number, as in dirichlet:0.1, got {text!r}") from error

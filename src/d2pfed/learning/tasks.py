@@ -1,6 +1,6 @@
 """The tasks by name: where their data comes from and how it is dealt out to clients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from d2pfed.errors import ConfigError
 from d2pfed.learning import sources
 from d2pfed.learning.infimnist import VirtualClients, digit_examples, scale
 from d2pfed.learning.sources import read_cifar, read_idx, read_speeches
-from d2pfed.learning.task import ByOwner, Examples, Iid, Partition, StoredClients, Task
+from d2pfed.learning.task import Examples, Partition, PartitionKind, StoredClients, Task, joined, rows_by_owner
 from d2pfed.numerics.ring import IntVector
 
 CONTEXT = 32
@@ -49,8 +49,7 @@ def load_task(
         "cifar10": _cifar10,
         "shakespeare": _shakespeare,
     }
-    if name not in loaders:
-        raise ConfigError(f"task must be one of {', '.join(loaders)}, got {name!r}")
+    sources.files_of(name)  # it refuses another name
     return loaders[name](_Options(population, partition, data_dir, seed))
 
 
@@ -73,8 +72,8 @@ def _digits(options: _Options) -> Task:
 
 
 def _infimnist(options: _Options) -> Task:
-    partition = options.partition or Iid()
-    if isinstance(partition, ByOwner):
+    partition = options.partition or Partition(PartitionKind.IID)
+    if partition.kind == PartitionKind.OWNER:
         raise ConfigError("partition of infimnist must be iid, shards or dirichlet: its digits have no owner")
     has_mnist = options.data_dir is not None or all(sources.where("infimnist").values())
     held = _mnist(options.data_dir) if has_mnist else _embedded_digits()
@@ -115,20 +114,17 @@ def _mnist_writers(options: _Options) -> Task:
 
 def _cifar10(options: _Options) -> Task:
     places = sources.locate("cifar10", options.data_dir)
-    batches = [_crops(sources.read(source, places)) for source in sources.CIFAR_TRAIN]
-    table = Examples(torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches]))
+    table = _crops(sources.CIFAR_TRAIN, places)
     validation, train = np.split(held_out_order(len(table)), [5_000])
-    held_out = table.take(validation)
 
-    def test() -> Examples:
-        crops = _crops(sources.read(sources.CIFAR_TEST, places))
+    def centered(crops: Examples) -> Examples:
         return Examples(_centered(crops.inputs), crops.labels)
 
     return Task(
         name="cifar10",
         clients=_deal(table.take(train), options, default=2_000, prepare=_centered),
-        validation=Examples(_centered(held_out.inputs), held_out.labels),
-        test=test,
+        validation=centered(table.take(validation)),
+        test=lambda: centered(_crops((sources.CIFAR_TEST,), places)),
         classes=10,
         input_shape=(3, 24, 24),
         description="CIFAR-10, its central 24 x 24 pixels: 45,000 to train on, 5,000 validation, 10,000 test.",
@@ -152,9 +148,9 @@ def _shakespeare(options: _Options) -> Task:
     owners = np.repeat(np.arange(len(train)), [len(piece) for piece in train])
     return Task(
         name="shakespeare",
-        clients=_deal(_join(train), options, default=len(train), owners=owners),
-        validation=_join(validation),
-        test=lambda: _join(test),
+        clients=_deal(joined(train), options, default=len(train), owners=owners),
+        validation=joined(validation),
+        test=lambda: joined(test),
         classes=len(alphabet),
         input_shape=(CONTEXT,),
         description=(
@@ -219,15 +215,16 @@ def _deal(
     owners: IntVector | None = None,
     prepare: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.clone,
 ) -> StoredClients:
-    partition = options.partition or (Iid() if owners is None else ByOwner())
-    if not isinstance(partition, ByOwner):
+    usual = PartitionKind.IID if owners is None else PartitionKind.OWNER
+    partition = options.partition or Partition(usual)
+    if partition.kind != PartitionKind.OWNER:
         rows = partition.split(
             table.labels.numpy(), options.population or default, np.random.default_rng(options.seed)
         )
         return StoredClients(table, rows, prepare)
     if owners is None:
         raise ConfigError("partition by owner needs data with known owners: mnist-writers or shakespeare")
-    rows = partition.split(owners)
+    rows = rows_by_owner(owners)
     if options.population not in (None, len(rows)):
         raise ConfigError(
             f"population by owner must be {len(rows)}, the number of owners, got {options.population}"
@@ -240,14 +237,11 @@ def held_out_order(count: int) -> IntVector:
     return np.random.default_rng(_HOLD_OUT_SEED).permutation(count)
 
 
-def _crops(content: bytes) -> Examples:
-    images, labels = read_cifar(content)
+def _crops(files: tuple[sources.Source, ...], places: Mapping[str, Path]) -> Examples:
+    read = [read_cifar(sources.read(source, places)) for source in files]
+    images, labels = (np.concatenate(parts) for parts in zip(*read, strict=True))
     return Examples(torch.from_numpy(images[:, :, 4:28, 4:28].copy()), torch.from_numpy(labels))
 
 
 def _centered(pixels: torch.Tensor) -> torch.Tensor:
     return pixels.float().div_(127.5).sub_(1)
-
-
-def _join(pieces: list[Examples]) -> Examples:
-    return Examples(torch.cat([p.inputs for p in pieces]), torch.cat([p.labels for p in pieces]))

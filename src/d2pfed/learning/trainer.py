@@ -14,16 +14,9 @@ import numpy as np
 import torch
 
 from d2pfed.learning.convolution import ConvolutionalNetwork
-from d2pfed.learning.dense import (
-    ONE_THREAD,
-    dense_gradients,
-    train_dense,
-    train_dense_adam,
-    widths_of,
-)
+from d2pfed.learning.dense import ONE_THREAD, Moments, dense_gradients, train_dense, widths_of
 from d2pfed.learning.local_training import (
     BatchedTrainer,
-    CohortStep,
     LocalTraining,
     Optimizer,
     SequentialTrainer,
@@ -66,15 +59,9 @@ class LocalTrainer:
 
     A client's update depends on params, its examples, the round's seed and its own number, not on who else is in
     the cohort or is trained with it (float rounding apart). Layers before the first trained one are gone through
-    once, not at every step. A pickled trainer holds its arguments only.
-
-    Attributes:
-        model: what is trained, and its loss.
-        clients: who holds which examples.
-        local: how a client trains.
-        method: how the cohort is trained; None chooses by the model where it is of a known kind, else by a short
-            trial on the first client's examples. Updates by different methods differ in float rounding, so trainers
-            that must agree in every bit (worker processes) are made from one on which `choose` was called.
+    once, not at every step. Without a method it is chosen by the model where it is of a known kind, else by a short
+    trial on the first client's examples. Updates by different methods differ in float rounding, so trainers that must
+    agree in every bit (worker processes) are made from one on which `choose` was called.
     """
 
     model: Model
@@ -87,28 +74,24 @@ class LocalTrainer:
         if self._behind_front is not None:
             yield from self._behind_front(params, clients, round_seed)
             return
-        method = self._choice(params, clients)
-        if method in (TrainingMethod.COMPILED, TrainingMethod.CONVOLUTION):
-            for client in clients:
-                yield self._train_by_hand(params, client, round_seed)
-            return
-        if method is TrainingMethod.LOOP:
-            yield from SequentialTrainer(self.model, self.clients, self.local)(params, clients, round_seed)
-            return
-        by_hand = method is TrainingMethod.BATCHED
-        find = dense_gradients if by_hand else partial(vmap_gradients, self.model)
-        batched = BatchedTrainer(self.model, self.clients, self.local, find)
-        size = max(1, (_CACHE_BYTES if by_hand else _CHUNK_BYTES) // (4 * self.model.dimension))
-        for start in range(0, len(clients), size):
-            yield from batched(params, clients[start : start + size], round_seed)
+        match self._choice(params, clients):
+            case TrainingMethod.COMPILED | TrainingMethod.CONVOLUTION:
+                yield from (self._train_by_hand(params, client, round_seed) for client in clients)
+            case TrainingMethod.LOOP:
+                yield from SequentialTrainer(self.model, self.clients, self.local)(params, clients, round_seed)
+            case method:
+                by_hand = method is TrainingMethod.BATCHED
+                find = dense_gradients if by_hand else partial(vmap_gradients, self.model)
+                batched = BatchedTrainer(self.model, self.clients, self.local, find)
+                size = max(1, (_CACHE_BYTES if by_hand else _CHUNK_BYTES) // (4 * self.model.dimension))
+                for start in range(0, len(clients), size):
+                    yield from batched(params, clients[start : start + size], round_seed)
 
     def choose(self, params: Params, clients: Sequence[int]) -> "LocalTrainer":
         """Return this trainer with its method fixed, after a trial on one of these clients if one is needed."""
-        if self._behind_front is not None:
-            return replace(self, method=self._behind_front.choose(params, clients).method)
-        return replace(self, method=self._choice(params, clients))
+        return replace(self, method=(self._behind_front or self)._choice(params, clients))  # noqa: SLF001 - its own
 
-    def __getstate__(self) -> dict[str, object]:
+    def __getstate__(self) -> dict[str, object]:  # without what was found out
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
     @cached_property
@@ -116,9 +99,8 @@ class LocalTrainer:
         """The trainer of the layers from the first trained one on, whose clients hold what the others make."""
         if (parts := self.model.behind_front()) is None:
             return None
-        front, rest = parts
-        seen = _SeenClients(self.clients, front, self.clients.population)
-        return LocalTrainer(rest, seen, self.local, self.method)
+        seen = _SeenClients(self.clients, parts[0], self.clients.population)
+        return LocalTrainer(parts[1], seen, self.local, self.method)
 
     @cached_property
     def _kind(self) -> tuple[IntVector | None, ConvolutionalNetwork | None]:
@@ -132,8 +114,9 @@ class LocalTrainer:
         rows_fit = widths is not None and is_plain and inputs[0:1].numel() in (0, widths[0])
         if widths is not None and rows_fit and examples.has_classes(int(widths[-1])):
             schedule = self.local.schedule(len(examples), generator)
-            train = train_dense_adam if self.local.optimizer is Optimizer.ADAM else train_dense
-            return train(params, widths, examples, schedule, self.local.lr)
+            is_adam = self.local.optimizer is Optimizer.ADAM
+            moments = Moments(*np.zeros((2, len(params)), np.float32)) if is_adam else None
+            return train_dense(params, widths, examples, schedule, self.local.lr, moments)
         if network is not None and is_plain and inputs.ndim == 4 and examples.has_classes(network.classes):
             schedule = self.local.schedule(len(examples), generator)
             return network.train(params, examples, schedule, self.local)
@@ -141,10 +124,7 @@ class LocalTrainer:
         return SequentialTrainer(self.model, self.clients, self.local).train(params, examples, generator)
 
     def _choice(self, params: Params, clients: Sequence[int]) -> TrainingMethod:
-        """Return the method: of a known kind of model by what was measured once and for all, else by a trial.
-
-        The first trial counts, and none is made without examples.
-        """
+        """Return the method: of a known kind of model by what was measured once and for all, else by one trial."""
         if self.method is not None:
             return self.method
         widths, network = self._kind
@@ -158,19 +138,16 @@ class LocalTrainer:
             return TrainingMethod.CONVOLUTION
         if self.model.has(*_ONE_BY_ONE):
             return TrainingMethod.LOOP
-        if (found := self.__dict__.get("_trial")) is not None:
-            return TrainingMethod(found)
-        examples = next((own for own in map(self.clients.examples, clients) if len(own)), None)
-        if examples is None:
-            return TrainingMethod.LOOP
-        agrees = _vmap_agrees(self.model, params, examples)
-        method = _faster(self.model, params, examples, self.local) if agrees else TrainingMethod.LOOP
-        self.__dict__["_trial"] = method
-        return method
+        if "_trial" not in self.__dict__:
+            examples = next((own for own in map(self.clients.examples, clients) if len(own)), None)
+            if examples is None:
+                return TrainingMethod.LOOP
+            self.__dict__["_trial"] = _faster(self.model, params, examples, self.local)
+        return TrainingMethod(self.__dict__["_trial"])
 
 
-def _vmap_agrees(model: Model, params: Params, examples: Examples) -> bool:
-    """Tell whether vmap finds the loop's gradient of a few examples.
+def _faster(model: Model, params: Params, examples: Examples, local: LocalTraining) -> TrainingMethod:
+    """Return loop or vmap, by a few steps of a few clients; the loop where vmap does not find its gradient.
 
     The loop goes first, so a mistake in the module is raised as itself; what fails in vmap alone is what vmap cannot
     do (functional dropout, values that steer the program, buffers that are written).
@@ -181,20 +158,14 @@ def _vmap_agrees(model: Model, params: Params, examples: Examples) -> bool:
         torch.manual_seed(0)
         wanted = loop_gradients(model, values, model.fixed(), batch)
     pair = {name: value.detach().expand(2, *value.shape).clone() for name, value in values.items()}
-    weights = torch.full((2, len(batch)), 1 / len(batch))
-    twice = CohortStep(torch.stack([batch.inputs] * 2), torch.stack([batch.labels] * 2), weights)
+    twice = torch.stack([batch.inputs] * 2), torch.stack([batch.labels] * 2)
     try:
-        found = vmap_gradients(model, pair, twice)
+        found = vmap_gradients(model, pair, *twice, torch.full((2, len(batch)), 1 / len(batch)))
     except RuntimeError:
-        return False
-    return all(
-        torch.allclose(own, gradient.expand_as(own), rtol=1e-3, atol=1e-5)
-        for own, gradient in zip(found, wanted, strict=True)
-    )
-
-
-def _faster(model: Model, params: Params, examples: Examples, local: LocalTraining) -> TrainingMethod:
-    """Measure a few steps of a few clients by loop and by vmap."""
+        return TrainingMethod.LOOP
+    for own, gradient in zip(found, wanted, strict=True):
+        if not torch.allclose(own, gradient.expand_as(own), rtol=1e-3, atol=1e-5):
+            return TrainingMethod.LOOP
     few = np.arange(min(len(examples), _TRIAL_STEPS * local.batch_size))
     clients = StoredClients(examples, (few,) * _TRIAL_CLIENTS)
     seconds = {}
@@ -227,16 +198,14 @@ class _SeenClients:
 def trainer_for(model: Model, clients: UserClients, local: LocalTraining) -> LocalTrainer | SequentialTrainer:
     """Return the fastest trainer for these clients, one of which is trained for a trial.
 
-    Many clients at once where each holds one tensor of inputs and one of labels, on the CPU, and the loss tells rows
-    apart; else client after client.
+    It trains many at once only where each holds one tensor of inputs and one of labels and the loss tells rows apart.
     """
-    client, rows = clients.first()
-    found = rows.examples()
-    if model.device == CPU and model.step is None and found is not None:
+    client, found = clients.first()
+    if model.device == CPU and model.step is None and found.are_tensors:
         few = found.take(np.arange(min(2, len(found))))
         values = model.unflatten(model.initial()) | model.fixed()
         if model.losses_of(model.training, values, few.inputs, few.labels).shape == (len(few),):
-            alike = LabeledClients(clients, Examples(found.inputs[:0], found.labels[:0]), clients.population)
+            alike = LabeledClients(clients, found.between(0, 0), clients.population)
             return LocalTrainer(model, alike, local).choose(model.initial(), (client,))
     return SequentialTrainer(model, clients, local)
 
@@ -260,11 +229,8 @@ def use_one_thread() -> None:
 
 
 def packed(value: object) -> bytes:
-    """Return the bytes that `unpacked` takes in another process of this program; each storage is copied once.
-
-    Torch would share each tensor through an open file of its own, and a process may hold only so many.
-    """
-    whole = BytesIO()
+    """Return the bytes that `unpacked` takes in another process of this program; each storage is copied once."""
+    whole = BytesIO()  # pickled, each tensor would be shared by an open file, and a process may hold only so many
     torch.save(value, whole)
     return whole.getvalue()
 

@@ -1,6 +1,6 @@
 """Clients and data sets as a user has them: each data set is loaded when asked for, and becomes tensors by row."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,107 +9,24 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning.task import Examples, check_client
-from d2pfed.numerics.ring import IntVector
+from d2pfed.learning.task import Examples, Tree, check_client, joined, mapped
 
 EVALUATED_ROWS = 1000  # at once, where the data have no batches of their own
 _MOST_EMPTY = 1000  # clients that are asked in search of one with data
 _SPLIT = "split it, as in [(x[i::100], y[i::100]) for i in range(100)]"
 
-Tree = Any  # a tensor, or a tuple or dictionary of trees: torch has no type for it
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """Inputs and targets with one row per example; targets are None where the data are no pairs.
-
-    Without rows the inputs may be None: an empty data set does not say what its rows would be.
-    """
-
-    inputs: Tree
-    labels: Tree = None
-
-    def __post_init__(self) -> None:
-        shapes = [tuple(leaf.shape) for leaf in _leaves((self.inputs, self.labels))]
-        if () in shapes or len({shape[0] for shape in shapes}) > 1:
-            raise ConfigError(f"inputs and targets must have as many rows, got shapes {shapes}")
-
-    def __len__(self) -> int:
-        first = next(_leaves((self.inputs, self.labels)), None)
-        return 0 if first is None else len(first)
-
-    def take(self, rows: IntVector) -> "Rows":
-        """Return the given rows, copied."""
-        index = torch.from_numpy(np.ascontiguousarray(rows, np.int64))
-        return self.each(lambda leaf: leaf[index.to(leaf.device)])
-
-    def between(self, start: int, end: int) -> "Rows":
-        """Return the rows from `start` to `end`."""
-        return self.each(lambda leaf: leaf[start:end])
-
-    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Rows":
-        """Return the rows with each tensor changed."""
-        return Rows(mapped(change, self.inputs), mapped(change, self.labels))
-
-    def examples(self) -> Examples | None:
-        """Return the rows as one tensor of inputs and one of labels; None if they are something else."""
-        inputs, labels = self.inputs, self.labels
-        if not isinstance(inputs, torch.Tensor) or not isinstance(labels, torch.Tensor):
-            return None
-        return Examples(inputs, labels) if inputs.ndim > 1 else None
-
-
-def mapped(change: Callable[[torch.Tensor], torch.Tensor], tree: Tree) -> Tree:
-    """Return a tree with each tensor changed."""
-    if tree is None or isinstance(tree, torch.Tensor):
-        return None if tree is None else change(tree)
-    if isinstance(tree, Mapping):
-        return {name: mapped(change, part) for name, part in tree.items()}
-    return tuple(mapped(change, part) for part in tree)
-
-
-def concatenated(trees: Sequence[Tree]) -> Tree:
-    """Return trees of one form as one, row after row."""
-    first = trees[0]
-    if first is None or isinstance(first, torch.Tensor):
-        return None if first is None else torch.cat(list(trees))
-    if isinstance(first, Mapping):
-        return {name: concatenated([tree[name] for tree in trees]) for name in first}
-    return tuple(concatenated(parts) for parts in zip(*trees, strict=True))
-
-
-def _leaves(tree: Tree) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a tree."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif tree is not None:
-        parts: Iterable[Tree] = tree.values() if isinstance(tree, Mapping) else tree
-        for part in parts:
-            yield from _leaves(part)
-
-
-def joined(parts: Sequence[Rows]) -> Rows:
-    """Return the rows of several batches as one."""
-    some = [part for part in parts if len(part)]
-    if len(some) > 1:
-        return Rows(concatenated([part.inputs for part in some]), concatenated([part.labels for part in some]))
-    return next(iter((*some, *parts)), Rows(None))
-
-
-def batches_of(data: object, owner: str) -> Iterator[Rows]:
-    """Yield a data set in batches: a pair, a Dataset, a DataLoader, or None for no data.
-
-    `owner` is who holds it, for the error that refuses it.
-    """
+def batches_of(data: object, owner: str) -> Iterator[Examples]:
+    """Yield the data set of an owner in batches: a pair, a Dataset, a DataLoader, or None for no data."""
     if data is None:
         return
-    if isinstance(data, Examples):
+    if isinstance(data, Examples) and data.labels is not None:
         data = data.inputs, data.labels
     is_pair = isinstance(data, tuple) and len(data) == 2 and all(_is_tree(part) for part in data)
     if isinstance(data, list) and len(data) == 2:  # two examples, unless both are whole tensors or arrays
         is_pair = all(getattr(part, "ndim", 0) for part in data)
-    if isinstance(data, Rows) or is_pair:
-        rows = data if isinstance(data, Rows) else _paired(data)
+    if isinstance(data, Examples) or is_pair:
+        rows = data if isinstance(data, Examples) else _paired(data)
         for start in range(0, max(len(rows), 1), EVALUATED_ROWS):
             yield rows.between(start, start + EVALUATED_ROWS)
     elif isinstance(data, (DataLoader, IterableDataset)):
@@ -133,13 +50,13 @@ def _is_tree(value: object) -> bool:
     return isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and value.dtype != object)
 
 
-def _paired(batch: Tree) -> Rows:
+def _paired(batch: Tree) -> Examples:
     """Return a batch as rows; targets of whole numbers become int64, as torch's losses take classes."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        return Rows(_tensors(batch))
+        return Examples(_tensors(batch))
     small = (torch.uint8, torch.int8, torch.int16, torch.int32)
     targets = mapped(lambda leaf: leaf.to(torch.int64) if leaf.dtype in small else leaf, _tensors(batch[1]))
-    return Rows(_tensors(batch[0]), targets)
+    return Examples(_tensors(batch[0]), targets)
 
 
 def _tensors(tree: Tree) -> Tree:
@@ -194,7 +111,7 @@ class UserClients:
         names = tuple(clients) if isinstance(clients, Mapping) else range(count)
         return UserClients(load, names, count, device)
 
-    def examples(self, client: int) -> Rows:
+    def examples(self, client: int) -> Examples:
         """Return what one client holds, on the device."""
         check_client(client, self.population)
         owner = f"client {client}"
@@ -208,7 +125,7 @@ class UserClients:
             text = f"{error}"
             raise ConfigError(text if text.startswith(owner) else f"{owner}: {text}") from error
 
-    def first(self) -> tuple[int, Rows]:
+    def first(self) -> tuple[int, Examples]:
         """Return the first client that holds data, and its data."""
         for client in range(min(self.population, _MOST_EMPTY)):
             own = self.examples(client)
@@ -230,12 +147,11 @@ class LabeledClients:
         rows = self.own.examples(client)
         if not len(rows):
             return self.like
-        found = rows.examples()
         wanted, got = (
             f"inputs of shape {tuple(each.inputs.shape[1:])} and type {each.inputs.dtype} and "
             f"labels of shape {tuple(each.labels.shape[1:])} and type {each.labels.dtype}"
-            for each in (self.like, found or self.like)
+            for each in (self.like, rows if rows.are_tensors else self.like)
         )
-        if found is None or got != wanted:
+        if not rows.are_tensors or got != wanted:
             raise ConfigError(f"client {client} must hold {wanted}, as other clients do")
-        return found
+        return rows

@@ -7,16 +7,9 @@ from operator import attrgetter
 from typing import TypeVar
 
 from d2pfed.accounting import RELEASED, Observer, Release, View
-from d2pfed.accounting.events import (
-    LAWS,
-    Adjacency,
-    BatchSampling,
-    CohortSampling,
-    ContinuousGaussian,
-    Sampling,
-    Unit,
-)
+from d2pfed.accounting.events import Adjacency, BatchSampling, CohortSampling, Sampling, Unit
 from d2pfed.accounting.filters import Filter, FilterDecision, PlanCost
+from d2pfed.accounting.laws import LAWS, ContinuousGaussian
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
 from d2pfed.numerics import canonical
 
@@ -32,7 +25,7 @@ RELEASE_TYPES: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """A run as the ledger charges it: at most so many releases, none of them worse than this one."""
+    """A run as the ledger charges it: at most `max_attempts` releases, none of them worse than this one."""
 
     plan: bytes  # the digest of all that was agreed
     release: Release  # the worst that an attempt may release: of no run, round 0, with nobody known to take part
@@ -49,9 +42,8 @@ class RunPlan:
         if (worst.run, worst.round, worst.attempt, worst.participants) != ("", 0, 0, ()):
             raise ConfigError("what a run is charged for must be a release of no run and nobody")
         if not 1 <= self.rounds <= self.max_attempts <= MOST_ATTEMPTS:
-            raise ConfigError(
-                f"a run needs at least one round and as many attempts, got {self.rounds} and {self.max_attempts}"
-            )
+            got = f"{self.rounds} and {self.max_attempts}"
+            raise ConfigError(f"a run needs at least one round and as many attempts, got {got}")
         if self.attempts_per_round < 1:
             raise ConfigError(f"attempts per round must be at least 1, got {self.attempts_per_round}")
 
@@ -119,11 +111,6 @@ class Budget:
             )
             raise ConfigError(f"the ledger has the budget {has}, this plan needs {needs}")
 
-    @staticmethod
-    def decode(text: str) -> "Budget":
-        """Return the budget that has exactly this text."""
-        return _decoded(text, Budget, "budget")
-
 
 def charge_plans(budget: Budget, plans: Sequence[RunPlan]) -> FilterDecision:
     """Return whether whole runs, in the order in which they began, are within a budget, and what they cost.
@@ -146,11 +133,6 @@ class ChargedRun:
 
     def __post_init__(self) -> None:
         check_name(self.run)
-
-    @staticmethod
-    def decode(text: str) -> "ChargedRun":
-        """Return the beginning of a run that has exactly this text."""
-        return _decoded(text, ChargedRun, "charged run")
 
 
 def check_name(run: str) -> None:
@@ -189,7 +171,9 @@ _OTHER_FIELDS = {
 _TYPES = RELEASE_TYPES | {kind.__name__: kind for kind in (Budget, RunPlan, ChargedRun, Observer, View)}
 
 
-def _decoded(text: str, kind: type[Value], name: str) -> Value:
+def decode_body(text: str, kind: type[Value]) -> Value:
+    """Return the `Budget` or `ChargedRun` that has exactly this text."""
+    name = "budget" if kind is Budget else "charged run"
     try:
         value = canonical.decode(text, _TYPES)
     except ConfigError as error:

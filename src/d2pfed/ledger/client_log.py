@@ -6,10 +6,12 @@ client then refuses everything until a person has said what is carried over (`ad
 
 import json
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from os.path import lexists
 from pathlib import Path
 
 from d2pfed.errors import LedgerError
@@ -93,19 +95,11 @@ class ClientHistory:
     rows: tuple[LogRow, ...]
     serial: int  # of the newest roster that this client has gone by, from the anchor
     roster: str  # its digest in hexadecimal
-    _heads: frozenset[Head] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_heads", frozenset({self.start, *(row.head for row in self.rows)}))
 
     @property
     def head(self) -> Head:
         """The last row's number and hash: this client's position."""
         return self.rows[-1].head if self.rows else self.start
-
-    def content(self) -> bytes:
-        """Return the file of these rows."""
-        return b"".join(row.line() for row in self.rows)
 
     def holds(self, head: Head) -> bool:
         """Say whether a position is in this chain, or from before a person's last declaration.
@@ -117,7 +111,8 @@ class ClientHistory:
         Checked: test_client_log.py::test_a_position_of_another_life_is_not_held.
         """
         declared = max((row.head.seq for row in self.rows if row.entry is Entry.DECLARATION), default=0)
-        return head.seq < declared or head in self._heads
+        place = bisect_left(self.rows, head.seq, key=lambda row: row.head.seq)
+        return head.seq < declared or head in (self.start, *(row.head for row in self.rows[place : place + 1]))
 
     def bodies(self, entry: Entry) -> tuple[Body, ...]:
         """Return what all rows of a kind say, in order."""
@@ -227,17 +222,17 @@ class ClientLog:
 
     def has_begun(self) -> bool:
         """Say whether there are both a log and an anchor."""
-        return _is_there(self._file) and _is_there(self._anchor_file)
+        return lexists(self._file) and lexists(self._anchor_file)
 
     def require_new(self) -> None:
         """Refuse a place where a log cannot begin; changes nothing.
 
         A log of nothing but its opening, without an anchor, is what an interrupted beginning leaves: it begins anew.
         """
-        if _is_there(self._outside):
+        if lexists(self._outside):
             require_directory(self._outside)
         for file in (self._anchor_file, self._mark_file, self._file):
-            if not _is_there(file):
+            if not lexists(file):
                 continue
             if file == self._file:
                 rows, more = parse(self._start, read_file(file) or b"")
@@ -263,7 +258,7 @@ class ClientLog:
         row = self._row(seen.head, entry, body)
         with self._locked():
             anchor = self._require_anchor()
-            if anchor.head != seen.head or read_file(self._file) != seen.content():
+            if anchor.head != seen.head or read_file(self._file) != b"".join(each.line() for each in seen.rows):
                 self._read()  # another process came first, or died while it did, if this holds together
                 return None
             self._move(replace(anchor, announced=row.head))
@@ -291,13 +286,17 @@ class ClientLog:
             data = read_file(self._file) or b""
             found, _ = parse(self._start, data)
             before = ClientHistory(self._start, found, 0, "")
-            anchor = self._anchor_or_none()
+            anchor, is_whole = None, False
+            with suppress(LedgerError):
+                anchor = Anchor.decode(read_file(self._anchor_file) or b"")
+                self._read()
+                is_whole = True
             known = [anchor.head] if anchor else []  # positions that this client had, or that others have shown
             for line in (read_file(self._mark_file) or b"").decode(errors="replace").splitlines():
                 with suppress(LedgerError):  # what is left of a damaged mark still refuses everything
                     known.append(Head.decode(line.partition(" ")[0]))
             adopted = [head for head in known if not before.holds(head)]
-            if not adopted and self._is_whole() and before.latest_seconds() <= self._clock():
+            if not adopted and is_whole and before.latest_seconds() <= self._clock():
                 raise LedgerError(
                     "this client's log holds together, nothing was marked and no row is of the future: there is "
                     "nothing to adopt"
@@ -357,21 +356,3 @@ class ClientLog:
 
     def _move(self, anchor: Anchor) -> None:
         replace_file(self._anchor_file, anchor.encode())
-
-    def _is_whole(self) -> bool:
-        try:
-            self._read()
-        except LedgerError:
-            return False
-        return True
-
-    def _anchor_or_none(self) -> Anchor | None:
-        try:
-            data = read_file(self._anchor_file)
-            return None if data is None else Anchor.decode(data)
-        except LedgerError:
-            return None
-
-
-def _is_there(path: Path) -> bool:
-    return path.exists() or path.is_symlink()

@@ -55,18 +55,13 @@ def make_directory(path: Path) -> None:
 def read_file(file: Path, *, forbidden: int = OTHERS_MAY_WRITE) -> bytes | None:
     """Return the content of one's own file, or None if there is none; refuses links and forbidden rights of others."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with (
+            _opened(file, os.O_RDONLY | os.O_NONBLOCK, forbidden) as descriptor,
+            os.fdopen(descriptor, "rb", closefd=False) as opened,
+        ):
+            return opened.read()
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise FileError(_refusal(file, error)) from error
-    try:
-        # Before Python opens it, which refuses a directory itself.
-        _require_file(file, os.fstat(descriptor), forbidden)
-        with os.fdopen(descriptor, "rb", closefd=False) as opened:
-            return opened.read()
-    finally:
-        os.close(descriptor)
 
 
 def replace_file(file: Path, content: bytes, *, mode: int = 0o600) -> None:
@@ -94,22 +89,19 @@ def create_file(file: Path, content: bytes, *, mode: int = 0o600) -> None:
 
 def append_file(file: Path, content: bytes) -> None:
     """Add to the end of one's own file, on the disk when this returns."""
-    with _opened_to_write(file) as descriptor:
-        os.lseek(descriptor, 0, os.SEEK_END)
+    with _opened(file, os.O_WRONLY | os.O_APPEND) as descriptor:
         _write(descriptor, content)
-        os.fsync(descriptor)
 
 
 def opened_for_lines(file: Path) -> TextIO:
     """Open a file to add lines to it, made if there is none; never through a link."""
-    return os.fdopen(
-        os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666), "a", encoding="utf-8"
-    )
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    return os.fdopen(descriptor, "a", encoding="utf-8")
 
 
 def truncate_file(file: Path, size: int) -> None:
     """Cut one's own file, on the disk when this returns."""
-    with _opened_to_write(file) as descriptor:
+    with _opened(file, os.O_WRONLY) as descriptor:
         os.ftruncate(descriptor, size)
         os.fsync(descriptor)
 
@@ -145,13 +137,19 @@ def locked(file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _opened_to_write(file: Path) -> Iterator[int]:
+def _opened(file: Path, flags: int, forbidden: int = OTHERS_MAY_WRITE) -> Iterator[int]:
+    """Open one's own plain file, never through a link; FileNotFoundError if there is none."""
     try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_NOFOLLOW)
+        descriptor = os.open(file, flags | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise FileError(_refusal(file, error)) from error
     try:
-        _require_file(file, os.fstat(descriptor), OTHERS_MAY_WRITE)
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise FileError(f"{file} must be a plain file")
+        _require_own(file, found, forbidden)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -163,7 +161,6 @@ def _write_draft(file: Path, content: bytes, mode: int) -> Path:
     descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, mode)
     try:
         _write(descriptor, content)
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return draft
@@ -173,16 +170,11 @@ def _write(descriptor: int, content: bytes) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(descriptor, view) :]
+    os.fsync(descriptor)
 
 
 def _refusal(file: Path, error: OSError) -> str:
     return f"{file} must not be a link" if error.errno == errno.ELOOP else f"cannot use {file}: {error.strerror}"
-
-
-def _require_file(file: Path, found: os.stat_result, forbidden: int) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise FileError(f"{file} must be a plain file")
-    _require_own(file, found, forbidden)
 
 
 def _require_own(path: Path, found: os.stat_result, forbidden: int) -> None:

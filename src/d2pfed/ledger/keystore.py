@@ -28,8 +28,6 @@ _T = TypeVar("_T")
 
 _BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
 _MOUNTS_FILE = Path("/proc/self/mountinfo")
-_IN_MEMORY = ("tmpfs", "ramfs")
-_CHECKSUM_BYTES = 32
 MOST_FILES = 64  # of keys of different runs: a server that begins run after run fills no memory
 
 KEYS_ON_DISK = "standing keys are on a disk (keys_on_disk = true): a backup of that directory voids the guarantee"
@@ -63,16 +61,7 @@ def is_in_memory(directory: Path) -> bool:
         point = Path(mount.split()[4].encode().decode("unicode_escape"))
         if resolved.is_relative_to(point) and len(point.parts) >= best:
             best, kind = len(point.parts), rest.split()[0]
-    return kind in _IN_MEMORY
-
-
-def require_volatile(directory: Path, *, keys_on_disk: bool) -> None:
-    """Refuse a directory on a disk, unless the client's own settings say that keys may lie there."""
-    if not (keys_on_disk or is_in_memory(directory)):
-        raise FileError(
-            f"standing keys are kept in memory only, and {directory} is on a disk: name a directory on a tmpfs "
-            f"(state = ...), or accept that a backup voids the guarantee (keys_on_disk = true)"
-        )
+    return kind in ("tmpfs", "ramfs")
 
 
 def require_boot(found: str, now: str) -> None:
@@ -95,7 +84,11 @@ class VolatileFile:
     """
 
     def __init__(self, directory: Path, name: str, *, keys_on_disk: bool = False) -> None:
-        require_volatile(directory, keys_on_disk=keys_on_disk)
+        if not (keys_on_disk or is_in_memory(directory)):
+            raise FileError(
+                f"standing keys are kept in memory only, and {directory} is on a disk: name a directory on a tmpfs "
+                f"(state = ...), or accept that a backup voids the guarantee (keys_on_disk = true)"
+            )
         make_directory(directory)
         require_directory(directory, forbidden=OTHERS_MAY_USE)
         self._directory = directory
@@ -139,11 +132,6 @@ class VolatileFile:
             keep_newest(self._directory, MOST_FILES)
             sync_directory(self._directory)
 
-    def erase(self) -> None:
-        """Forget the value."""
-        self._file.unlink(missing_ok=True)
-        sync_directory(self._directory)
-
     def _write(self, content: bytes, position: Head) -> None:
         if not (now := boot()):
             raise ConfigError("this system does not tell its starts apart: standing keys cannot be kept in files")
@@ -158,13 +146,14 @@ class VolatileFile:
             return _checked(data, holds)
         except (ConfigError, LedgerError) as error:
             self.refusal = str(error)
-            self.erase()
+            self._file.unlink(missing_ok=True)
+            sync_directory(self._directory)
             return None
 
 
 def _checked(data: bytes, holds: Callable[[Head], bool]) -> bytes:
-    body = data[_CHECKSUM_BYTES:]
-    if data[:_CHECKSUM_BYTES] != digest("d2pfed volatile", body):
+    checksum, body = data[:32], data[32:]
+    if checksum != digest("d2pfed volatile", body):
         raise ConfigError("the file is damaged")
     line, _, content = body.partition(b"\n")
     started, _, position = line.decode().partition(" ")

@@ -2,20 +2,20 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, closing
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 from d2pfed.accounting.events import Release
 from d2pfed.accounting.filters import FilterDecision
 from d2pfed.errors import BudgetExceeded, LedgerError
-from d2pfed.ledger.budget import Budget, ChargedRun, RunPlan, charge_plans
+from d2pfed.ledger.budget import Budget, ChargedRun, RunPlan, charge_plans, decode_body
 from d2pfed.ledger.rows import Head, Key, Row, RowKind, chained_row, encode_release, first_row
-from d2pfed.ledger.state import LedgerState, replay
-from d2pfed.ledger.store import Lock, Store, require_file
+from d2pfed.ledger.state import LedgerState
+from d2pfed.ledger.store import Store, replace_lock, require_file, take_lock
 from d2pfed.numerics import canonical
 
 # Whether whole runs, in the order in which they began, are within a budget, and what they cost; errs upwards.
@@ -34,7 +34,7 @@ def measure(meter: Meter, budget: Budget, plans: Sequence[RunPlan]) -> FilterDec
     return charged
 
 
-class Ledger:
+class Ledger(LedgerState, AbstractContextManager["Ledger"]):
     """The budget of a population, drawn on by all runs over its clients and written by one server at a time.
 
     A run is charged once, when it begins, for all attempts that it may take; its attempts are recorded and counted.
@@ -43,38 +43,45 @@ class Ledger:
     knows whether the row is on the disk: the ledger closes itself, and only a new opening tells.
     """
 
-    def __init__(self, store: Store, state: LedgerState, meter: Meter, closing: ExitStack) -> None:
-        self._store = store
-        self._state = state
+    def __init__(self, path: Path, meter: Meter, lock: int) -> None:
         self._meter = meter
-        self._closing: ExitStack | None = closing
+        self._closing: ExitStack | None = None
+        with ExitStack() as undo:
+            undo.callback(os.close, lock)
+            self._store = Store(path)
+            undo.callback(self._store.close)
+            super().__init__(self._store.rows())
+            epsilon = measure(meter, self.budget, self.plans()).composed_epsilon
+            if epsilon < self.spent() * (1 - ROUNDING):
+                raise LedgerError(
+                    f"the meter says {epsilon}, recorded is {self.spent()}: it is not this budget's meter"
+                )
+            self._closing = undo.pop_all()
+        self._append(RowKind.OPEN, None, "", epsilon)
 
     @staticmethod
-    def create(path: Path, budget: Budget) -> "Ledger":
+    def create(path: Path, budget: Budget, meter: Meter = charge_plans) -> "Ledger":
         """Make a ledger with this budget and open it; refuses if there is one."""
-        return create_metered(path, budget, charge_plans)
+        path = path.resolve()
+        charged = measure(meter, budget, budget.declared)
+        if not charged.admitted:
+            raise BudgetExceeded(f"the declared runs: {_refusal(charged, budget)}")
+        with ExitStack() as undo:
+            undo.callback(os.close, lock := take_lock(path))
+            Store.create(path, first_row(budget))
+            undo.pop_all()
+        return Ledger(path, meter, lock)
 
     @staticmethod
-    def open(path: Path) -> "Ledger":
-        """Open a ledger; refuses at once if another server has it open."""
-        return open_metered(path, Lock.take, charge_plans)
+    def open(path: Path, *, wait: bool = False, take_over: bool = False, meter: Meter = charge_plans) -> "Ledger":
+        """Open a ledger; refuses at once if another server has it open, unless it is to wait or to take over.
 
-    @staticmethod
-    def open_in_turn(path: Path) -> "Ledger":
-        """Open a ledger as soon as no other server has it open."""
-        return open_metered(path, Lock.wait, charge_plans)
-
-    @staticmethod
-    def take_over(path: Path) -> "Ledger":
-        """Open a ledger although another server has it open, and shut that one out.
-
-        Guarantee: the other server, even if it was only asleep, commits nothing more.
+        Guarantee: a server that was taken over from, even if it was only asleep, commits nothing more.
         Checked: test_ledger_races.py::test_a_stopped_server_cannot_commit_after_a_takeover.
         """
-        return open_metered(path, Lock.replace, charge_plans)
-
-    def __enter__(self) -> Self:
-        return self
+        require_file(path)  # before the lock, which would leave a file beside a ledger that is not there
+        path = path.resolve()
+        return Ledger(path, meter, replace_lock(path) if take_over else take_lock(path, wait=wait))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -87,11 +94,6 @@ class Ledger:
         if closing is not None:
             closing.close()
 
-    @property
-    def budget(self) -> Budget:
-        """What may be spent."""
-        return self._state.budget
-
     def begin(self, run: str, owner: str, plan: RunPlan, *, software: str = "", repeatable: bool = False) -> None:
         """Charge a run for all attempts that it may take, or find that it was charged; it belongs to one owner.
 
@@ -102,7 +104,7 @@ class Ledger:
         Checked: test_ledger.py::test_a_run_is_charged_wholly_when_it_begins.
         """
         self._require_open()
-        begun, found = ChargedRun(run, owner, plan, software, repeatable), self._state.runs.get(run)
+        begun, found = ChargedRun(run, owner, plan, software, repeatable), self._runs.get(run)
         if found is not None:
             if found.owner != owner:
                 raise LedgerError(f"run {run} was begun by another directory: choose another name")
@@ -112,8 +114,8 @@ class Ledger:
                 source = "a seed" if found.repeatable else "the system's entropy"
                 raise LedgerError(f"run {run} was begun with noise from {source}: choose another name")
             return
-        self._state.check_begin(begun)
-        charged = measure(self._meter, self.budget, (*self._state.plans(), plan))
+        self.check_begin(begun)
+        charged = measure(self._meter, self.budget, (*self.plans(), plan))
         if not charged.admitted:
             raise BudgetExceeded(f"run {run}: {_refusal(charged, self.budget)}")
         self._append(RowKind.BEGIN, None, canonical.encode(begun), charged.composed_epsilon)
@@ -137,56 +139,6 @@ class Ledger:
         """Record that an attempt at round `number` ended before anything could be unmasked: it does not count."""
         return self._step(RowKind.VOID, Key(run, number, attempt), None)
 
-    def releases(self) -> tuple[Release, ...]:
-        """Return what may have been released: all that was committed, and all that was reserved and is not void."""
-        return self._state.releases()
-
-    def plans(self) -> tuple[RunPlan, ...]:
-        """Return what was charged, in the order in which the runs began."""
-        return self._state.plans()
-
-    def spent(self) -> float:
-        """Return epsilon of all runs that are charged, each with all attempts that it may take, composed."""
-        return self._state.epsilon
-
-    def runs(self) -> tuple[ChargedRun, ...]:
-        """Return the runs that are charged, in the order of their beginning."""
-        return tuple(self._state.runs.values())
-
-    def charged(self, run: str) -> int:
-        """Return how many attempts of a run may have been opened; void ones are not among them."""
-        return self._state.charged[run]
-
-    def participations(self, run: str, clients: Iterable[int]) -> dict[int, int]:
-        """Return in how many attempts of a run that may have been opened each client took part."""
-        return {client: self._state.participations[run][client] for client in clients}
-
-    def require_plan(self, run: str, plan: bytes) -> None:
-        """Refuse a plan, by its digest, that is not the one a run was charged for: another has another cap."""
-        begun = self._state.runs.get(run)
-        if begun is None:
-            raise LedgerError(f"run {run} has not begun")
-        if begun.plan.plan != plan:
-            raise LedgerError(f"run {run} was charged for another plan: what another allows is not counted")
-
-    def next_attempt(self, run: str, number: int) -> int:
-        """Return the first attempt at round `number` of a run that no row mentions."""
-        return self._state.tried[run, number]
-
-    def head(self) -> Head:
-        """Return the last row's number and hash, which a checkpoint carries."""
-        return self._state.head
-
-    def require_head(self, head: Head) -> None:
-        """Refuse if this ledger does not hold the row that someone has seen: it is an older copy, or another."""
-        last = self._state.head.seq
-        if head.seq > last:
-            raise LedgerError(f"row {head.seq} was seen and the ledger ends at row {last}: it is an older copy")
-        if self._state.hashes[head.seq] != head.hash:
-            raise LedgerError(
-                f"row {head.seq} is not the one that was seen: this is another ledger, or a rewritten one"
-            )
-
     def require_own(self, run: str, head: Head | None, rounds: int) -> None:
         """Refuse if someone else has carried the run on since its owner saw this head, after so many rounds.
 
@@ -205,17 +157,18 @@ class Ledger:
 
     def _step(self, kind: RowKind, key: Key, release: Release | None) -> Row:
         self._require_open()
-        self._state.step(kind, key, release)
+        self.step(kind, key, release)
         return self._append(kind, key, "" if release is None else encode_release(release), self.spent())
 
     def _append(self, kind: RowKind, key: Key | None, body: str, epsilon: float) -> Row:
-        row = _next_row(self._state, kind, key, body, epsilon)
+        head, epoch = self.head(), self.epoch + (kind is RowKind.OPEN)
+        row = chained_row(head, epoch=epoch, kind=kind, key=key, body=body, epsilon=epsilon)
         try:
-            self._store.append(row, self._state.head)
+            self._store.append(row, head)
         except BaseException:
             self.close()
             raise
-        self._state.add(row)
+        self.add(row)
         return row
 
     def _require_open(self) -> None:
@@ -225,46 +178,6 @@ class Ledger:
 
 def _refusal(charged: FilterDecision, budget: Budget) -> str:
     return charged.reason or f"epsilon would be {charged.composed_epsilon}, the budget is {budget.epsilon}"
-
-
-def create_metered(path: Path, budget: Budget, meter: Meter) -> Ledger:
-    """Make a ledger and open it, its runs charged by this meter."""
-    path = path.resolve()
-    charged = measure(meter, budget, budget.declared)
-    if not charged.admitted:
-        raise BudgetExceeded(f"the declared runs: {_refusal(charged, budget)}")
-    with ExitStack() as undo:
-        undo.callback((lock := Lock.take(path)).close)
-        Store.create(path, first_row(budget))
-        undo.pop_all()
-    return _opened(path, meter, lock)
-
-
-def open_metered(path: Path, lock: Callable[[Path], Lock], meter: Meter) -> Ledger:
-    """Open a ledger under a lock that is taken in this way, its runs charged by this meter."""
-    require_file(path)  # before the lock, which would leave a file beside a ledger that is not there
-    return _opened(path.resolve(), meter, lock(path.resolve()))
-
-
-def _opened(path: Path, meter: Meter, lock: Lock) -> Ledger:
-    with ExitStack() as undo:
-        undo.callback(lock.close)
-        undo.callback((store := Store.open(path)).close)
-        state = replay(store.rows())
-        epsilon = measure(meter, state.budget, state.plans()).composed_epsilon
-        if epsilon < state.epsilon * (1 - ROUNDING):
-            raise LedgerError(
-                f"the meter says {epsilon}, recorded is {state.epsilon}: it is not this budget's meter"
-            )
-        row = _next_row(state, RowKind.OPEN, None, "", epsilon)
-        store.append(row, state.head)
-        state.add(row)
-        return Ledger(store, state, meter, undo.pop_all())
-
-
-def _next_row(state: LedgerState, kind: RowKind, key: Key | None, body: str, epsilon: float) -> Row:
-    epoch = state.epoch + (kind is RowKind.OPEN)
-    return chained_row(state.head, epoch=epoch, kind=kind, key=key, body=body, epsilon=epsilon)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,16 +201,16 @@ def read_rows(path: Path) -> tuple[Row, ...]:
     """Return all rows, after checking the chain and the rules; works while a server writes."""
     with closing(Store.read(path)) as store:
         rows = tuple(store.rows())
-    replay(rows)
+    LedgerState(rows)
     return rows
 
 
 def read_budget(path: Path) -> Budget:
     """Return the budget of a ledger, after checking the chain and the rules."""
-    return Budget.decode(read_rows(path)[0].body)
+    return decode_body(read_rows(path)[0].body, Budget)
 
 
-def verify(path: Path) -> Verification:
+def verify(path: Path, meter: Meter = charge_plans) -> Verification:
     """Check a ledger from its rows alone; refuses the first row that is wrong, by number.
 
     Guarantee: numbers, hashes, epochs, the steps of each attempt and the uniqueness of its key follow the rules, no
@@ -307,18 +220,14 @@ def verify(path: Path) -> Verification:
 
     Args:
         path: the ledger's file.
+        meter: what charged its runs.
 
     Raises:
         LedgerError: if a row is wrong.
     """
-    return verify_metered(path, charge_plans)
-
-
-def verify_metered(path: Path, meter: Meter) -> Verification:
-    """Check a ledger as `verify` does, its runs charged by this meter."""
     with closing(Store.read(path)) as store:
         rows = store.rows()
-        state = replay(itertools.islice(rows, 1))
+        state = LedgerState(itertools.islice(rows, 1))
         charged = measure(meter, state.budget, ())
         for row in rows:
             state.add(row)
@@ -335,13 +244,13 @@ def verify_metered(path: Path, meter: Meter) -> Verification:
     kinds = [attempt.kind for attempt in state.attempts.values()]
     return Verification(
         budget=state.budget,
-        head=state.head,
+        head=state.head(),
         servers=state.epoch,
         committed=kinds.count(RowKind.COMMIT),
         void=kinds.count(RowKind.VOID),
         unfinished=kinds.count(RowKind.RESERVE),
-        runs=tuple(state.runs.values()),
-        charged={run: state.charged[run] for run in state.runs},
+        runs=state.runs(),
+        charged={begun.run: state.charged(begun.run) for begun in state.runs()},
         spent=charged.composed_epsilon,
         units=sum(charged.units),
         of=charged.budget_units,

@@ -4,16 +4,14 @@ import base64
 import binascii
 import json
 import re
-import struct
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 
 from d2pfed.accounting.events import Release
 from d2pfed.errors import ConfigError, LedgerError
-from d2pfed.ledger.budget import LARGEST, RELEASE_TYPES, Budget, ChargedRun, check_name
+from d2pfed.ledger.budget import LARGEST, RELEASE_TYPES, Budget, ChargedRun, check_name, decode_body
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 
@@ -100,7 +98,7 @@ class Row:
     @property
     def charged_run(self) -> ChargedRun | None:
         """The run that begins, if the row is about one."""
-        return ChargedRun.decode(self.body) if self.kind is RowKind.BEGIN else None
+        return decode_body(self.body, ChargedRun) if self.kind is RowKind.BEGIN else None
 
     @property
     def survivors(self) -> int | None:
@@ -167,9 +165,22 @@ _FRAMES = 1024  # how many frames are remembered: a frame for each number of sur
 
 
 def encode_release(release: Release) -> str:
-    """Return the canonical text of a release."""
-    packed = _pack(release.participants)
-    return canonical.encode(Recorded(VERSION, replace(release, participants=()), packed))
+    """Return the canonical text of a release.
+
+    Its participants are base64 of the gaps between them: seven bits a byte, the last byte of each gap below 128.
+    """
+    packed, previous = bytearray(), -1
+    for identity in release.participants:
+        gap = identity - previous - 1
+        if gap < 0:
+            raise ConfigError(f"participants must be at least 0 and increasing, got {identity} after {previous}")
+        while gap > 127:
+            packed.append(128 | gap & 127)
+            gap >>= 7
+        packed.append(gap)
+        previous = identity
+    text = base64.b64encode(packed).decode()
+    return canonical.encode(Recorded(VERSION, replace(release, participants=()), text))
 
 
 def decode_release(text: str) -> Release:
@@ -184,21 +195,12 @@ def decode_release(text: str) -> Release:
     start, packed, before, attempt, between, number, name, run, end = parts.groups()
     frame = _decode_frame(f'{start}{before}0{between}0{name}""{end}')
     try:
-        release = Release(
-            run=_decode_name(run),
-            round=int(number),
-            attempt=int(attempt),
-            unit=frame.unit,
-            adjacency=frame.adjacency,
-            sampling=frame.sampling,
-            noise=frame.noise,
-            participants=_unpack(packed),
-            batches=frame.batches,
+        # The frame is canonical, and so are the name, the two whole numbers by their pattern and the participants.
+        return replace(
+            frame, run=_decode_name(run), round=int(number), attempt=int(attempt), participants=_unpack(packed)
         )
     except (ConfigError, ValueError, binascii.Error) as error:
         raise LedgerError(f"not the text of a release: {error}") from error
-    # The frame is canonical, and so are the name, the two whole numbers by their pattern and the participants.
-    return release
 
 
 def _decode_whole(text: str) -> Release:
@@ -226,61 +228,19 @@ def _decode_name(text: str) -> str:
     return name
 
 
-def _pack(participants: Sequence[int]) -> str:
-    """Return increasing identities as base64 of their gaps: seven bits a byte, the last byte of each below 128."""
-    packed = bytearray()
-    previous = -1
-    for identity in participants:
-        gap = identity - previous - 1
-        if gap < 0:
-            raise ConfigError(f"participants must be at least 0 and increasing, got {identity} after {previous}")
-        while gap > 127:
-            packed.append(128 | gap & 127)
-            gap >>= 7
-        packed.append(gap)
-        previous = identity
-    return base64.b64encode(packed).decode()
-
-
 @lru_cache(2)  # a commit often has its reservation's participants; more would hold large cohorts for nothing
 def _unpack(text: str) -> tuple[int, ...]:
-    """Return the identities that `_pack` writes as exactly this text."""
+    """Return the identities that `encode_release` writes as exactly this text."""
     data = base64.b64decode(text, validate=True)
     if base64.b64encode(data).decode() != text:
         raise ValueError("the participants are in another spelling of base64")
-    if (found := _unpack_pairs(data)) is not None:
-        return found
-    identities: list[int] = []
-    previous, rest = -1, iter(data)
-    for byte in rest:  # a ledger has millions of gaps, most of them of one byte or two
-        gap, shift = byte & 127, 7
-        while byte > 127:
-            byte = next(rest, 0)  # noqa: PLW2901 - the next byte of the same gap
-            gap |= (byte & 127) << shift
-            shift += 7
-        if shift > 7 and not byte:
-            raise ValueError("a participant has more bytes than it needs, or its last byte is missing")
-        previous += gap + 1
-        identities.append(previous)
-    return tuple(identities)
+    gaps = re.findall(rb"[\x80-\xff]*[\x00-\x7f]|[\x80-\xff]+\Z", data)
+    return tuple(accumulate(map(_step, gaps), initial=-1))[1:]
 
 
-def _unpack_pairs(data: bytes) -> tuple[int, ...] | None:
-    """Return the identities if each gap, but perhaps the first, has two bytes, as in most large populations."""
-    if not data:
-        return ()
-    one = data[0] < 128
-    count, rest = divmod(len(data) - one, 2)
-    steps = () if rest else tuple(map(_steps().__getitem__, struct.unpack_from(f"<{count}H", data, one)))
-    if rest or not all(steps):
-        return None
-    return tuple(accumulate(steps, initial=data[0])) if one else tuple(accumulate(steps, initial=-1))[1:]
-
-
-@cache
-def _steps() -> list[int]:
-    """Return how far each two bytes lead to the next identity; 0 for bytes that are no gap of two."""
-    return [
-        (word & 127) + (word >> 8 << 7) + 1 if word & 0x8080 == 0x80 and word >> 8 else 0
-        for word in range(1 << 16)
-    ]
+@lru_cache(1 << 14)  # a ledger has millions of gaps, most of them of one byte or two
+def _step(gap: bytes) -> int:
+    """Return how far the bytes of a gap lead to the next identity."""
+    if (len(gap) > 1 and not gap[-1]) or gap[-1] > 127:
+        raise ValueError("a participant has more bytes than it needs, or its last byte is missing")
+    return 1 + sum((byte & 127) << 7 * place for place, byte in enumerate(gap))

@@ -29,9 +29,30 @@ _COLUMNS = "seq, epoch, kind, run, round, attempt, body, epsilon, hash"
 
 
 class Store:
-    """An open ledger file; any failure to read or write it is a `LedgerError`."""
+    """An open ledger file; any failure to read or write it is a `LedgerError`.
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+    Opened for writing, its settings are durable; however it is opened, every page is checked.
+    """
+
+    def __init__(self, path: Path, mode: str = "rw") -> None:
+        require_file(path)
+        with explained(path), ExitStack() as undo:
+            connection = _connect(path, mode)
+            undo.callback(connection.close)
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            (schema,) = connection.execute("PRAGMA user_version").fetchone()
+            if application != APPLICATION:
+                raise LedgerError(f"ledger {path}: the file is not a ledger")
+            if schema != SCHEMA:
+                raise LedgerError(
+                    f"ledger {path}: its format is {schema}, and this version of d2pfed reads {SCHEMA}"
+                )
+            if mode == "rw":
+                _set_up(connection)
+            (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+            if verdict != "ok":
+                raise LedgerError(f"ledger {path}: damaged: {verdict}")
+            undo.pop_all()
         self._path = path
         self._connection = connection
         self._identity: tuple[tuple[int, int], ...] | None = None
@@ -67,21 +88,16 @@ class Store:
             sync_path(path.parent)
 
     @staticmethod
-    def open(path: Path) -> "Store":
-        """Open a ledger for writing: durable settings asserted, every page checked."""
-        return _opened(path, "rw")
-
-    @staticmethod
     def read(path: Path) -> "Store":
         """Open a ledger for reading, while another process may be writing it."""
         try:
-            return _opened(path, "ro")
+            return Store(path, "ro")
         except LedgerError:
             # SQLite wants to create an index of the log, even to read where there is no log: on read-only media it
             # cannot. If a writer did appear meanwhile, the chain of hashes shows whatever was read half-written.
             if not path.is_file() or os.access(path.parent, os.W_OK) or Path(f"{path}-wal").exists():
                 raise
-            return _opened(path, "ro&immutable=1")
+            return Store(path, "ro&immutable=1")
 
     def close(self) -> None:
         """Release the file; the write-ahead log is folded in if this was the last user."""
@@ -100,16 +116,14 @@ class Store:
         Guarantee: if it returns, the row survives a crash of the process or the machine; if another server has
         written since `head`, it is refused. Checked: test_ledger_crashes.py, test_ledger_races.py.
         """
-        with explained(self._path):
+        with explained(self._path), self._connection:  # committed at its end, rolled back after an error
             self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                self._check_last(head)
-                _insert(self._connection, row)
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
+            query = "SELECT seq, epoch, hash FROM entry ORDER BY seq DESC LIMIT 1"
+            last = self._connection.execute(query).fetchone()
+            if last is None or (last[0], last[2]) != (head.seq, head.hash):
+                written = "no rows" if last is None else f"row {last[0]} of epoch {last[1]}"
+                raise LedgerError(f"ledger {self._path}: another server took over: found {written}")
+            _insert(self._connection, row)
         # Rows written to files that were moved or deleted under us would not be found again.
         with explained(self._path):
             stats = [Path(f"{self._path}{suffix}").stat() for suffix in ("", "-wal")]
@@ -117,12 +131,6 @@ class Store:
         if self._identity not in (None, identity):
             raise LedgerError(f"ledger {self._path}: the file was replaced while it was open")
         self._identity = identity
-
-    def _check_last(self, head: Head) -> None:
-        last = self._connection.execute("SELECT seq, epoch, hash FROM entry ORDER BY seq DESC LIMIT 1").fetchone()
-        if last is None or (last[0], last[2]) != (head.seq, head.hash):
-            written = "no rows" if last is None else f"row {last[0]} of epoch {last[1]}"
-            raise LedgerError(f"ledger {self._path}: another server took over: found {written}")
 
 
 @contextmanager
@@ -155,26 +163,6 @@ def _set_up(connection: sqlite3.Connection) -> None:
             raise LedgerError(f"a row must survive a power cut: {name} must be {wanted}, got {value}")
 
 
-def _opened(path: Path, mode: str) -> Store:
-    require_file(path)
-    with explained(path), ExitStack() as undo:
-        connection = _connect(path, mode)
-        undo.callback(connection.close)
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        (schema,) = connection.execute("PRAGMA user_version").fetchone()
-        if application != APPLICATION:
-            raise LedgerError(f"ledger {path}: the file is not a ledger")
-        if schema != SCHEMA:
-            raise LedgerError(f"ledger {path}: its format is {schema}, and this version of d2pfed reads {SCHEMA}")
-        if mode == "rw":
-            _set_up(connection)
-        (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-        if verdict != "ok":
-            raise LedgerError(f"ledger {path}: damaged: {verdict}")
-        undo.pop_all()
-    return Store(path, connection)
-
-
 def _insert(connection: sqlite3.Connection, row: Row) -> None:
     place = (None, None, None) if row.key is None else (row.key.run, row.key.round, row.key.attempt)
     values = (row.seq, row.epoch, row.kind.value, *place, row.body, float(row.epsilon).hex(), row.hash)
@@ -185,31 +173,21 @@ _KINDS = {kind.value: kind for kind in RowKind}
 
 
 def _decode_row(fields: tuple[object, ...]) -> Row:
-    seq, epoch, kind, *place, body, epsilon, row_hash = fields
-    if not (
-        isinstance(seq, int)
-        and isinstance(epoch, int)
-        and isinstance(kind, str)
-        and isinstance(body, str)
-        and isinstance(epsilon, str)
-        and isinstance(row_hash, bytes)
-    ):
-        raise LedgerError(f"row {seq}: a field has the wrong type")
+    place: tuple[str, int, int] | None = None
+    match fields:
+        case (int(seq), int(epoch), str(kind), None, None, None, str(body), str(epsilon), bytes(row_hash)):
+            pass
+        case (int(seq), int(epoch), str(kind), str(run), int(n), int(m), str(body), str(epsilon), bytes(row_hash)):
+            place = run, n, m
+        case _:
+            raise LedgerError(f"row {fields[0]}: a field has the wrong type")
     try:
-        row = Row(
-            seq=seq,
-            epoch=epoch,
-            kind=_KINDS[kind],
-            key=_decode_key(place),
-            body=body,
-            epsilon=_decode_epsilon(epsilon),
-            hash=row_hash,
-        )
+        key, spent = None if place is None else _key(*place), _decode_epsilon(epsilon)
+        return Row(seq=seq, epoch=epoch, kind=_KINDS[kind], key=key, body=body, epsilon=spent, hash=row_hash)
     except KeyError:
         raise LedgerError(f"row {seq}: {kind!r} is no kind of row") from None
     except (ValueError, OverflowError, ConfigError) as error:
         raise LedgerError(f"row {seq}: {error}") from error
-    return row
 
 
 @lru_cache(64)  # it changes only where a run begins
@@ -223,58 +201,18 @@ def _decode_epsilon(text: str) -> float:
 _key = lru_cache(2)(Key)  # an attempt's rows mostly follow one another
 
 
-def _decode_key(place: list[object]) -> Key | None:
-    match place:
-        case [None, None, None]:
-            return None
-        case [str(run), int(number), int(attempt)]:
-            return _key(run, number, attempt)
-        case _:
-            raise ValueError(f"run, round and attempt have the wrong types: {place!r}")
+def take_lock(path: Path, *, wait: bool = False) -> int:
+    """Take the OS lock on a file beside the ledger, or refuse (or wait) if it is held.
 
-
-class Lock:
-    """An OS lock on a file beside the ledger, held until closed or the process ends, however it ends."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    @staticmethod
-    def take(path: Path) -> "Lock":
-        """Take the lock, or refuse at once if it is held."""
-        return _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    @staticmethod
-    def wait(path: Path) -> "Lock":
-        """Take the lock as soon as it is free."""
-        return _locked(path, fcntl.LOCK_EX)
-
-    @staticmethod
-    def replace(path: Path) -> "Lock":
-        """Take a new lock in place of the one that is held: whoever has the old one no longer excludes anybody."""
-        sidecar = path.with_name(path.name + ".lock")
-        fresh = sidecar.with_name(f"{sidecar.name}.{os.getpid()}")
-        with explained(path), ExitStack() as undo:
-            descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT, 0o600)
-            undo.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fresh.rename(sidecar)  # locked before it has its name, so nobody can come in between
-            undo.pop_all()
-        return Lock(descriptor)
-
-    def close(self) -> None:
-        """Give the lock back."""
-        os.close(self._descriptor)
-
-
-def _locked(path: Path, operation: int) -> Lock:
+    It is held until the descriptor is closed or the process ends, however it ends.
+    """
     sidecar = path.with_name(path.name + ".lock")
     while True:
         with explained(path), ExitStack() as undo:
             descriptor = os.open(sidecar, os.O_RDWR | os.O_CREAT, 0o600)
             undo.callback(os.close, descriptor)
             try:
-                fcntl.flock(descriptor, operation)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
                 raise LedgerError(f"ledger {path}: another server has it open") from None
             try:
@@ -283,4 +221,17 @@ def _locked(path: Path, operation: int) -> Lock:
                 is_current = False
             if is_current:  # otherwise it was replaced, and what we hold excludes nobody
                 undo.pop_all()
-                return Lock(descriptor)
+                return descriptor
+
+
+def replace_lock(path: Path) -> int:
+    """Take a new lock in place of the one that is held: whoever has the old one no longer excludes anybody."""
+    sidecar = path.with_name(path.name + ".lock")
+    fresh = sidecar.with_name(f"{sidecar.name}.{os.getpid()}")
+    with explained(path), ExitStack() as undo:
+        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT, 0o600)
+        undo.callback(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fresh.rename(sidecar)  # locked before it has its name, so nobody can come in between
+        undo.pop_all()
+    return descriptor

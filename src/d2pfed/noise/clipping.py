@@ -74,10 +74,7 @@ class AdaptiveClip:
 
     @staticmethod
     def beside(noise: float, initial: float) -> "AdaptiveClip":
-        """Return the default: the least weight that the bits' sum needs beside this much noise, or the largest.
-
-        `noise` is the standard deviation of a coordinate of the mean, in units of the clip.
-        """
+        """Return the least weight that the bits' sum needs beside this much noise per coordinate of the mean."""
         beta = min(noise / FRACTION_NOISE, LARGEST_BETA)
         return AdaptiveClip(beta=beta, initial=initial, least=initial / REACH, most=initial * REACH)
 

@@ -12,7 +12,7 @@ from d2pfed.errors import ConfigError, shown
 from d2pfed.numerics.compiled import compiled
 from d2pfed.numerics.randomness import Stream
 from d2pfed.numerics.ring import IntVector
-from d2pfed.numerics.rotation import Hadamard, Rotation, flip, rotate_flipped
+from d2pfed.numerics.rotation import Hadamard, Rotation, flip, rotate_flipped, seeded_bits
 
 FloatVector = NDArray[np.float32]
 Dither = NDArray[np.uint16]
@@ -95,17 +95,8 @@ class Codec:
         """The exact bound on a client's norm in lattice steps."""
         return Fraction(self.grid_radius, 1 << self.fraction_bits)
 
-    @property
-    def largest_step(self) -> int:
-        """The bound on each rounded coordinate, in steps."""
-        bound = (
-            self.radius if self.box is None else min(self.radius, Fraction(self.box) / Fraction(self.granularity))
-        )
-        return math.ceil(bound)
-
-    @np.errstate(
-        all="ignore"
-    )  # a user's function may have set it to raise, and one record would then fail its batch
+    # A user's function may have set numpy to raise, and one record would then fail its batch.
+    @np.errstate(all="ignore")
     def prepare(self, update: NDArray[np.floating], seed: bytes, dither: Stream | None = None) -> Centers:
         """Clip, rotate and round an update to the grid; refuse what is not a finite vector of the right length.
 
@@ -113,7 +104,7 @@ class Codec:
         to the nearest would swallow a vector that is far shorter than the clip; with a stream to dither from it goes up
         or down by chance, right on average.
         """
-        return self._prepared(update, seed, _offsets(None if dither is None else self.dither(dither)))
+        return self._prepared(update, seed, None if dither is None else self.dither(dither))
 
     def dither(self, stream: Stream) -> Dither:
         """Draw what decides which coordinates are rounded up."""
@@ -121,17 +112,22 @@ class Codec:
         stream.fill(drawn)
         return drawn
 
-    def _prepared(self, update: NDArray[np.floating], seed: bytes, offsets: FloatVector | None) -> Centers:
+    def _prepared(self, update: NDArray[np.floating], seed: bytes, dither: Dither | None) -> Centers:
         require_update(update, self.rotation.dimension)
+        # Added to each coordinate before it is rounded down, uniform in (0, 1); none: to the nearest.
+        dithers = np.empty(0, np.uint16) if dither is None else dither
+        offsets = (dithers + np.float32(0.5)) * np.float32(2**-16)
         vector, scale = moderate(update)
         norm = math.sqrt(_square(vector)) * scale
-        factor = min(self._grid_per_unit, self._reach(offsets is not None) / norm if norm > 0 else 0.0) * scale
-        rotated = self.rotation.forward(vector, seed)
-        return Centers(
-            _round_within(rotated, factor, self._limit, self.grid_radius, offsets),
-            self.grid_radius,
-            self.fraction_bits,
-        )
+        factor = min(self._grid_per_unit, self._reach(dither is not None) / norm if norm > 0 else 0.0) * scale
+        rotated, radius = self.rotation.forward(vector, seed), self.grid_radius
+        values, most = np.empty(len(rotated), np.int32), min(self._limit, radius)
+        while True:  # shrink until the exact norm is within the radius
+            high, low = _round(rotated, factor, most, offsets, values)
+            square = radius**2 + 1 if high < 0 else (high << 32) + low
+            if square <= radius**2:
+                return Centers(values.astype(np.int64), radius, self.fraction_bits)
+            factor *= min(radius / math.sqrt(square), 1 - 2**-16)
 
     @np.errstate(all="ignore")
     def add_prepared(
@@ -165,7 +161,7 @@ class Codec:
             _add_rows(
                 updates,
                 owners,
-                self.rotation.signs(seed),
+                seeded_bits(seed, self.rotation.dimension),
                 (self._grid_per_unit, reach, min(self._limit, self.grid_radius), self.grid_radius),
                 np.zeros((0, 0), np.uint16) if dithers is None else dithers,
                 totals,
@@ -174,7 +170,7 @@ class Codec:
         for row in np.flatnonzero(left):
             if np.isfinite(updates[row]).all() and updates[row].any():
                 own = None if dithers is None else dithers[owners[row]]
-                totals[owners[row]] += self._prepared(updates[row].copy(), seed, _offsets(own)).values
+                totals[owners[row]] += self._prepared(updates[row].copy(), seed, own).values
 
     @property
     def _limit(self) -> float:
@@ -188,10 +184,7 @@ class Codec:
         return self.rotation.inverse(mean.astype(np.float32), seed).astype(np.float32)
 
     def _reach(self, is_dithered: bool) -> float:  # noqa: FBT001 - private
-        """Return the norm to which long vectors are scaled, in grid units, so that rounding seldom lifts it too far.
-
-        Rounding adds about its variance per coordinate to the squared norm, give or take a few radii.
-        """
+        """Return the norm to which long vectors are scaled, in grid units, so that rounding seldom lifts it too far."""
         rounding = 1 / 6 if is_dithered else 1 / 12
         room = self.grid_radius**2 - self.length * rounding - 4 * self.grid_radius
         return math.sqrt(max(room, self.grid_radius**2 / 4))
@@ -216,11 +209,7 @@ def require_update(update: NDArray[np.floating], dimension: int) -> None:
 
 def squared_norm(values: IntVector, radius: int) -> int:
     """Return the exact squared norm, or more than radius squared when some entry alone exceeds the radius."""
-    return _whole(_exact_square(values), radius)
-
-
-def _whole(square: tuple[int, int], radius: int) -> int:
-    high, low = square
+    high, low = _exact_square(values)
     return radius**2 + 1 if high < 0 else (high << 32) + low
 
 
@@ -232,28 +221,6 @@ def moderate(update: NDArray[np.floating]) -> tuple[FloatVector, float]:
     if not math.isfinite(peak):
         raise ConfigError("an update must be finite, got NaN or infinity")
     return (update / peak).astype(np.float32), peak
-
-
-def _offsets(dither: Dither | None) -> FloatVector | None:
-    """Return what is added to each coordinate before it is rounded down: uniform in (0, 1); None: to the nearest."""
-    return None if dither is None else (dither + np.float32(0.5)) * np.float32(2**-16)
-
-
-def _round_within(
-    rotated: FloatVector, factor: float, limit: float, radius: int, offsets: FloatVector | None
-) -> IntVector:
-    """Round the scaled vector to the grid, and shrink it until its exact norm is within the radius."""
-    values = np.empty(len(rotated), np.int32)
-    while True:
-        most = min(limit, radius)
-        if offsets is None:
-            found = _round_scaled(rotated, factor, most, values)
-        else:
-            found = _round_dithered(rotated, factor, most, offsets, values)
-        square = _whole(found, radius)
-        if square <= radius**2:
-            return values.astype(np.int64)
-        factor *= min(radius / math.sqrt(square), 1 - 2**-16)
 
 
 @compiled
@@ -295,20 +262,16 @@ def _exact_square(values: Entries) -> tuple[int, int]:
 
 
 @compiled
-def _round_scaled(rotated: FloatVector, factor: float, limit: float, out: NDArray[np.int32]) -> tuple[int, int]:
-    """Round to the grid, no entry beyond the limit, and return the exact square."""
-    for i in range(len(rotated)):
-        out[i] = np.int32(np.rint(min(max(rotated[i] * factor, -limit), limit)))
-    return _exact_square(out)
-
-
-@compiled
-def _round_dithered(
+def _round(
     rotated: FloatVector, factor: float, limit: float, offsets: FloatVector, out: NDArray[np.int32]
 ) -> tuple[int, int]:
-    """Round to the grid, up with probability the fraction above the lower value, and return the exact square."""
-    for i in range(len(rotated)):
-        out[i] = np.int32(np.floor(min(max(rotated[i] * factor, -limit), limit) + offsets[i]))
+    """Round to the grid, no entry beyond the limit: to the nearest, or down after offsets. Return the exact square."""
+    if len(offsets):
+        for i in range(len(rotated)):
+            out[i] = np.int32(np.floor(min(max(rotated[i] * factor, -limit), limit) + offsets[i]))
+    else:
+        for i in range(len(rotated)):
+            out[i] = np.int32(np.rint(min(max(rotated[i] * factor, -limit), limit)))
     return _exact_square(out)
 
 
@@ -326,7 +289,8 @@ def _add_rows(  # noqa: PLR0917 - compiled code takes no keywords
     grid_per_unit, reach, limit, radius = scales
     length, last = totals.shape[1], -1
     rotated, values = np.empty(length, np.float32), np.empty(length, np.int32)
-    offsets, most = np.empty(length, np.float32), np.int64(radius) * np.int64(radius)
+    offsets = np.empty(length if len(dithers) else 0, np.float32)
+    most = np.int64(radius) * np.int64(radius)
     signed = np.ones(rows.shape[1], np.float32)
     flip(signed, signs, np.float32(length**-0.5), signed)
     for row in range(len(rows)):
@@ -339,10 +303,7 @@ def _add_rows(  # noqa: PLR0917 - compiled code takes no keywords
         last = owner
         factor = min(grid_per_unit, reach / math.sqrt(square))
         rotate_flipped(rows[row], signed, rotated)
-        if len(dithers):
-            high, low = _round_dithered(rotated, factor, limit, offsets, values)
-        else:
-            high, low = _round_scaled(rotated, factor, limit, values)
+        high, low = _round(rotated, factor, limit, offsets, values)
         # High beyond 2^20 is beyond any radius, and no sum below that overflows.
         if high < 0 or high > (1 << 20) or (high << 32) + low > most:
             continue
@@ -361,10 +322,7 @@ def stochastic_round(centers: Centers, stream: Stream) -> IntVector:
 
 
 def rounded_square(radius: Fraction, length: int, beta: float) -> int:
-    """Return the squared norm, in steps, that conditional rounding keeps to: Kairouz, Liu and Steinke 2021, eq. 3.
-
-    A single stochastic rounding exceeds it with probability at most `beta`.
-    """
+    """Return the squared norm that conditional rounding keeps to, in steps: Kairouz, Liu and Steinke 2021, eq. 3."""
     if not 0 < beta < 1:
         raise ConfigError(f"beta must be in (0, 1), got {beta}")
     c, root = float(radius), math.sqrt(length)

@@ -5,17 +5,22 @@ A mechanism is added by its type, whose `noise` is one of the laws of `accountin
 """
 
 import math
-import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from functools import lru_cache
+from typing import Self
 
-from d2pfed.accounting.events import BinomialSum, DiscreteGaussianSum, Noise, SkellamSum, l1_radius
+from d2pfed.accounting.laws import BinomialSum, DiscreteGaussianSum, Noise, SkellamSum, l1_radius
 from d2pfed.errors import ConfigError, shown
 from d2pfed.noise.codec import Centers, Codec, conditional_round, rounded_radius
-from d2pfed.noise.sampler import Binomial, CenteredDiscreteGaussian, DiscreteGaussian, Skellam
+from d2pfed.noise.cumulative import (
+    BinomialDistribution,
+    Distribution,
+    GaussianDistribution,
+    SkellamDistribution,
+)
+from d2pfed.noise.sampler import CenteredDiscreteGaussian, DiscreteGaussian, draw
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import IntVector
 
@@ -23,8 +28,6 @@ LEAST_WIDTH = 2  # steps: below it the sum of real-centered discrete Gaussians i
 LEAST_SILO_WIDTH = 8  # steps: with few contributors the smoothing of a narrower one would cost more of the width
 MOST_WIDTH = 1 << 20  # steps: wider noise fits no sampler's table; refused before anything is computed from it
 _MOST_TERM = 1 << 128  # of a fraction's numerator and denominator
-
-IntegerNoise = DiscreteGaussian | Skellam | Binomial
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +51,13 @@ class Share:
         return share
 
 
-@typing.runtime_checkable
-class Mechanism(typing.Protocol):
-    """What every mechanism does; all randomness of a client is in its entropy and its share of the group's."""
-
-    def encode(self, centers: Centers, share: Share, entropy: Entropy) -> IntVector:
-        """Return the client's lattice point: rounded, with its part of the noise."""
-        ...
-
-    def noise(self, codec: Codec, survivors: int) -> Noise:
-        """Return the distribution of the noise in a sum over `survivors` clients."""
-        ...
+# Every mechanism has two methods: `encode` returns a client's lattice point, rounded and with its part of the noise;
+# `noise` returns the law of the noise in a sum over `survivors` clients. All randomness is in `entropy` and `share`.
 
 
 @dataclass(frozen=True, slots=True)
 class Centered:
-    """Each client draws from a discrete Gaussian centered at its real vector: rounding and noise in one step.
-
-    Guarantee: docs/theory.md, real-centered sums. `sigma` is a client's own width in steps.
-    """
+    """A draw around the real vector: rounding and noise in one, `sigma` steps wide. Guarantee: theory.md#sums."""
 
     sigma: Fraction
 
@@ -79,16 +70,11 @@ class Centered:
 
     def around(self, values: IntVector, fraction_bits: int, entropy: Entropy) -> IntVector:
         """Return one draw around any grid vector, such as a sum over a batch of records."""
-        return _centered(self.sigma, fraction_bits).draw(values, entropy.child("noise").stream())
+        return CenteredDiscreteGaussian(self.sigma, fraction_bits).draw(values, entropy.child("noise").stream())
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return the sum of the survivors' discrete Gaussians."""
         return DiscreteGaussianSum(self.sigma, survivors, codec.radius, codec.length)
-
-
-@lru_cache(maxsize=4)  # its check takes exact fractions, and every silo asks for it
-def _centered(sigma: Fraction, fraction_bits: int) -> CenteredDiscreteGaussian:
-    return CenteredDiscreteGaussian(sigma, fraction_bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +91,9 @@ class Rounded:
         """Return the client's rounded vector."""
         return conditional_round(centers, self.beta, entropy.child("rounding").stream())
 
-    def encode_with(self, noise: IntegerNoise, centers: Centers, entropy: Entropy) -> IntVector:
+    def encode_with(self, noise: Distribution, centers: Centers, entropy: Entropy) -> IntVector:
         """Return the client's rounded vector plus noise from its own entropy."""
-        return self.encode(centers, entropy) + noise.draw(len(centers.values), entropy.child("noise").stream())
+        return self.encode(centers, entropy) + draw(noise, len(centers.values), entropy.child("noise").stream())
 
     def radius(self, codec: Codec) -> Fraction:
         """Return the bound on its norm, in steps."""
@@ -118,8 +104,7 @@ class Rounded:
 class Shared:
     """One discrete Gaussian that all clients derive from a secret of the group, each adding an integer share of it.
 
-    Every client knows the noise, and one missing share destroys the guarantee: an attempt counts only if everyone
-    delivers.
+    Every client knows the noise, and one missing share destroys the guarantee: everyone must deliver.
     """
 
     sigma: Fraction
@@ -152,7 +137,7 @@ class DDGauss:
 
     def encode(self, centers: Centers, share: Share, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's own noise."""
-        return self.rounded.encode_with(DiscreteGaussian(self.sigma), centers, entropy)
+        return self.rounded.encode_with(GaussianDistribution(Fraction(0), self.sigma**2), centers, entropy)
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return the sum of the survivors' discrete Gaussians."""
@@ -171,7 +156,7 @@ class SkellamNoise:
 
     def encode(self, centers: Centers, share: Share, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's own noise."""
-        return self.rounded.encode_with(Skellam(self.variance), centers, entropy)
+        return self.rounded.encode_with(SkellamDistribution(self.variance), centers, entropy)
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return the sum of the survivors' Skellam variables."""
@@ -192,13 +177,19 @@ class BinomialNoise:
 
     def encode(self, centers: Centers, share: Share, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's own noise, centered at zero."""
-        return self.rounded.encode_with(Binomial(self.trials), centers, entropy) - self.trials // 2
+        tossed = self.rounded.encode_with(BinomialDistribution(self.trials), centers, entropy)
+        return tossed - self.trials // 2
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return the sum of the survivors' binomials."""
         radius = self.rounded.radius(codec)
-        l1, largest = l1_radius(radius, codec.length), min(radius, Fraction(codec.largest_step))
+        box = codec.radius if codec.box is None else Fraction(codec.box) / Fraction(codec.granularity)
+        largest = min(radius, Fraction(math.ceil(min(codec.radius, box))))  # of a rounded coordinate
+        l1 = l1_radius(radius, codec.length)
         return BinomialSum(self.trials, survivors, radius, l1, largest, codec.length)
+
+
+Mechanism = Centered | Shared | DDGauss | SkellamNoise | BinomialNoise
 
 
 def _require_width(value: Fraction, least: int, most: int) -> None:
@@ -254,7 +245,7 @@ class MechanismName(StrEnum):
         law: type[Noise],
         sized: Sized | None,
         runs_in: tuple[Protocol, ...],
-    ) -> typing.Self:
+    ) -> Self:
         """Make the entry, whose value is its name."""
         entry = str.__new__(cls, name)
         entry._value_ = name

@@ -118,10 +118,7 @@ def _from_plain(plain: Any, types: Mapping[str, type], depth: int) -> object:  #
     return kind(**fields)
 
 
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    """Return the types of a class's fields, looked up once: a text may hold ten thousand of its values."""
-    return get_type_hints(kind)
+_hints = cache(get_type_hints)  # looked up once: a text may hold ten thousand values of a class
 
 
 def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - a type hint has no common type

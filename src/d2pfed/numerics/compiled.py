@@ -9,11 +9,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def compiled(function: Function) -> Function:
-    """Compile on the first call; a later process finds the code beside the module or in the user's cache.
-
-    Until then the compiler is not even loaded: it takes longer than most of what a client is asked for. A kernel may
-    call other kernels by their names.
-    """
+    """Compile on the first call, which loads the compiler; the code is kept beside the module or in a cache."""
     return cast("Function", Kernel(function))
 
 
@@ -33,7 +29,14 @@ class Kernel:
     def code(self) -> Callable[..., object]:
         """The function as numba compiles it."""
         if self._code is None:
-            self._code = _compile(self._function)
+            from numba import njit  # noqa: PLC0415 - slow to load
+
+            _teach_numba_kernels()
+            try:
+                code = njit(nogil=True, error_model="numpy", cache=True)(self._function)
+            except RuntimeError:  # neither place can be written, as in a locked-down container: in each process
+                code = njit(nogil=True, error_model="numpy")(self._function)
+            self._code = cast("Callable[..., object]", code)
         return self._code
 
 
@@ -41,17 +44,6 @@ def is_kept(function: Callable[..., object]) -> bool:
     """Tell whether machine code of a kernel, perhaps of an older version, is on the disk."""
     place = function.code.stats.cache_path if isinstance(function, Kernel) else None  # type: ignore[attr-defined]
     return place is not None and any(Path(place).glob(f"*.{function.__name__}-*.nbi"))
-
-
-def _compile(function: Callable[..., object]) -> Callable[..., object]:
-    from numba import njit  # noqa: PLC0415 - slow to load
-
-    _teach_numba_kernels()
-    try:
-        code = njit(nogil=True, error_model="numpy", cache=True)(function)
-    except RuntimeError:  # neither place can be written, as in a locked-down container: compile in each process
-        code = njit(nogil=True, error_model="numpy")(function)
-    return cast("Callable[..., object]", code)
 
 
 @cache

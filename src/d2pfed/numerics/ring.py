@@ -19,6 +19,7 @@ MAX_BITS = 32
 
 _WORD = np.dtype("<u8")
 _WHOLE_BYTES = {8: "<u1", 16: "<u2", 32: "<u4"}
+_SPARE_WORDS = 3  # that the kernels touch: one for the rest, up to two for lanes partly empty
 _MASK_BLOCK = 1 << 15  # words at a time: a block, its sum and the cipher's input stay in the cache
 _BLOCK = 1 << 11  # pairs at a time: a multiple of 32, so that blocks begin at whole words
 
@@ -65,7 +66,7 @@ class Ring:
         if self.bits in _WHOLE_BYTES:
             return values.astype(_WHOLE_BYTES[self.bits]).tobytes()
         even = values if values.size % 2 == 0 else np.append(values, np.uint32(0))
-        words = np.empty(self._word_count(values.size), _WORD)
+        words = np.empty(values.size * self.bits // 64 + _SPARE_WORDS, _WORD)
         _pack(np.ascontiguousarray(even, "<u4").view(_WORD), self.bits, words)
         return words.view(np.uint8)[: self.packed_bytes(values.size)].tobytes()
 
@@ -83,7 +84,7 @@ class Ring:
             raise PeerError(f"a packed vector's {8 - used} padding bits must be zero")
         if self.bits in _WHOLE_BYTES:
             return packed.view(_WHOLE_BYTES[self.bits]).astype(np.uint32)
-        words = np.zeros(self._word_count(count), _WORD)
+        words = np.zeros(count * self.bits // 64 + _SPARE_WORDS, _WORD)
         words.view(np.uint8)[: packed.size] = packed
         pairs = np.empty((count + 1) // 2, _WORD)
         _unpack(words, self.bits, pairs)
@@ -98,10 +99,7 @@ class Ring:
         return values
 
     def add_masks_into(self, total: RingVector, added: Sequence[Stream], subtracted: Sequence[Stream]) -> None:
-        """Add and subtract the uniform vectors of streams in place, block by block, without ever holding one.
-
-        The sum is taken in mask words, which overflow harmlessly, since m divides their range.
-        """
+        """Add and subtract the uniform vectors of streams in place, by blocks of words that overflow harmlessly."""
         buffer = np.empty(min(_MASK_BLOCK, total.size), self.mask_word)
         for start in range(0, total.size, _MASK_BLOCK):
             part = total[start : start + _MASK_BLOCK]
@@ -117,20 +115,12 @@ class Ring:
 
     @property
     def mask_word(self) -> np.dtype[np.unsignedinteger[Any]]:
-        """Return the narrowest word of 1, 2 or 4 bytes that holds a coordinate.
-
-        A mask is made of whole words, of which only the low bits count: to cut a keystream into words of `bits` bits
-        would take longer than the keystream.
-        """
+        """Return the narrowest word of 1, 2 or 4 bytes that holds a coordinate; only its low bits count in a mask."""
         return np.dtype("<u1" if self.bits <= 8 else "<u2" if self.bits <= 16 else "<u4")
 
     @property
     def _mask(self) -> np.uint32:
         return np.uint32(self.modulus - 1)
-
-    def _word_count(self, count: int) -> int:
-        """Return how many words the kernels touch: one for the rest, up to two for lanes partly empty."""
-        return count * self.bits // 64 + 3
 
 
 # Values are packed as a tree: two neighbours of b bits are one value of 2 b bits, and so on up to lanes of 33 to
@@ -180,9 +170,8 @@ def _join(lanes: Words, width: int, words: Words) -> None:
             words[position] = pending
             position += 1
             filled -= 64
-            pending = (
-                lane >> np.uint64(width - filled - 1) >> np.uint64(1)
-            )  # two steps: a shift by 64 is undefined
+            # In two steps: a shift by 64 is undefined.
+            pending = lane >> np.uint64(width - filled - 1) >> np.uint64(1)
     if filled:
         words[position] = pending
 

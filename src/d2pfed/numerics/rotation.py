@@ -10,7 +10,7 @@ post-processing.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,25 +24,6 @@ Floats = NDArray[np.floating[Any]]
 MAX_DIMENSION = 1 << 30  # coordinates: 4 GB of floats
 
 _BLOCK = 1 << 15  # floats that fit a second cache
-
-
-@runtime_checkable
-class Rotation(Protocol):
-    """A seeded orthonormal map from `dimension` to `padded` coordinates, and its inverse."""
-
-    @property
-    def dimension(self) -> int:
-        """Return the length of the vectors that are rotated."""
-
-    @property
-    def padded(self) -> int:
-        """Return the length of a rotated vector."""
-
-    def forward(self, vector: Floats, seed: bytes) -> NDArray[np.float32]:
-        """Pad with zeros and rotate."""
-
-    def inverse(self, values: Floats, seed: bytes) -> Floats:
-        """Rotate back and drop the padding; float64 stays float64, all else becomes float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +47,16 @@ class Hadamard:
         """Pad with zeros and rotate."""
         _require_length(vector, self.dimension)
         values = np.empty(self.padded, np.float32)
-        rotate(vector, self.signs(seed), np.float32(self.padded**-0.5), values)
+        rotate(vector, seeded_bits(seed, self.dimension), np.float32(self.padded**-0.5), values)
         return values
-
-    def signs(self, seed: bytes) -> NDArray[np.uint8]:
-        """Return the bits of the coordinates whose sign is flipped."""
-        return _seeded_bytes(seed, self.dimension)
 
     def inverse(self, values: Floats, seed: bytes) -> Floats:
         """Rotate back and drop the padding; float64 stays float64, all else becomes float32."""
         _require_length(values, self.padded)
-        working = np.array(values, dtype=_working_type(values))
+        working: Floats = np.array(values, dtype=np.float64 if values.dtype == np.float64 else np.float32)
         _transform(working)
         result = working[: self.dimension]
-        flip(result, _seeded_bytes(seed, self.dimension), working.dtype.type(self.padded**-0.5), result)
+        flip(result, seeded_bits(seed, self.dimension), working.dtype.type(self.padded**-0.5), result)
         return result
 
 
@@ -111,24 +88,25 @@ class RandomPhase:
         _require_length(vector, self.dimension)
         values = np.zeros(self.padded, np.float32)
         values[: self.dimension] = vector
-        _turn(values, self._turns(seed))
-        return _as_floats(fft(values.view(np.complex64), norm="ortho", overwrite_x=True))
+        _turn(values, seeded_bits(seed, self.padded))
+        turned: NDArray[np.float32] = fft(values.view(np.complex64), norm="ortho", overwrite_x=True).view(
+            np.float32
+        )
+        return turned
 
     def inverse(self, values: Floats, seed: bytes) -> Floats:
         """Rotate back and drop the padding; float64 stays float64, all else becomes float32."""
         from scipy.fft import ifft  # noqa: PLC0415 - slow to load
 
         _require_length(values, self.padded)
-        working = np.ascontiguousarray(values, dtype=_working_type(values))
-        pairs = working.view(np.complex128 if working.dtype == np.float64 else np.complex64)
-        result = _as_floats(ifft(pairs, norm="ortho"))
-        turns = self._turns(seed)
+        real, pair = (np.float64, np.complex128) if values.dtype == np.float64 else (np.float32, np.complex64)
+        result: Floats = ifft(np.ascontiguousarray(values, dtype=real).view(pair), norm="ortho").view(real)
+        turns = seeded_bits(seed, self.padded)
         _turn(result, turns ^ ((turns & np.uint8(0x55)) << np.uint8(1)))  # back: 1 and 3 change places
         return result[: self.dimension]
 
-    def _turns(self, seed: bytes) -> NDArray[np.uint8]:
-        """Return four quarter turns, of two bits each, in every byte."""
-        return _seeded_bytes(seed, self.padded)
+
+Rotation = Hadamard | RandomPhase  # seeded orthonormal maps from `dimension` to `padded` coordinates
 
 
 @lru_cache
@@ -176,7 +154,7 @@ def flip(vector: Floats, bits: NDArray[np.uint8], scale: np.floating[Any], out: 
 
 @compiled
 def _turn(values: Floats, turns: NDArray[np.uint8]) -> None:
-    """Turn each pair (x, y) in place by 0, 1, 2 or 3 quarters: (x, y), (-y, x), (-x, -y), (y, -x)."""
+    """Turn each pair (x, y) in place by two bits: by 0, 1, 2 or 3 quarters, to (x, y), (-y, x), (-x, -y), (y, -x)."""
     for pair in range(values.size // 2):
         turn = turns[pair >> 2] >> ((pair & 3) << 1) & 3
         x, y = values[2 * pair], values[2 * pair + 1]
@@ -207,10 +185,7 @@ def _transform(values: Floats) -> None:
 
 @compiled
 def _first_levels(values: Floats) -> int:
-    """Go through the first six levels, if there are as many, and return the next distance.
-
-    All is written out: loops over so few are fast only if their bounds are known.
-    """
+    """Go through the first six levels, if there are as many, all written out, and return the next distance."""
     if values.size < 64:
         return 1
     for start in range(0, values.size, 64):
@@ -235,19 +210,10 @@ def _first_levels(values: Floats) -> int:
 @compiled
 def _three_levels(x: Floats, distance: int) -> None:
     """Go through three levels of eight parts: each value is loaded a third as often."""
-    part_0, part_1, part_2, part_3 = (
-        x[:distance],
-        x[distance : 2 * distance],
-        x[2 * distance : 3 * distance],
-        x[3 * distance : 4 * distance],
-    )
-    part_4, part_5, part_6, part_7 = (
-        x[4 * distance : 5 * distance],
-        x[5 * distance : 6 * distance],
-        x[6 * distance : 7 * distance],
-        x[7 * distance : 8 * distance],
-    )
-    for i in range(distance):
+    n = distance
+    part_0, part_1, part_2, part_3 = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n : 4 * n]
+    part_4, part_5, part_6, part_7 = x[4 * n : 5 * n], x[5 * n : 6 * n], x[6 * n : 7 * n], x[7 * n : 8 * n]
+    for i in range(n):
         a, b, c, d = part_0[i] + part_1[i], part_0[i] - part_1[i], part_2[i] + part_3[i], part_2[i] - part_3[i]
         e, f, g, h = part_4[i] + part_5[i], part_4[i] - part_5[i], part_6[i] + part_7[i], part_6[i] - part_7[i]
         a, c, b, d = a + c, a - c, b + d, b - d
@@ -278,20 +244,13 @@ def _levels(values: Floats, distance: int) -> None:
 
 
 @lru_cache(maxsize=2)  # all vectors of an attempt have one rotation; nobody writes into what is returned
-def _seeded_bytes(seed: bytes, bits: int) -> NDArray[np.uint8]:
+def seeded_bits(seed: bytes, bits: int) -> NDArray[np.uint8]:
+    """Return so many bits of a seed's stream, eight in a byte: signs of coordinates, or quarter turns of pairs."""
     if len(seed) != KEY_BYTES:
         raise ConfigError(f"a rotation's seed must have {KEY_BYTES} bytes, got {len(seed)}")
     expanded = np.empty((bits + 7) // 8, np.uint8)
     Stream(seed).fill(expanded)
     return expanded
-
-
-def _working_type(values: Floats) -> type[np.floating[Any]]:
-    return np.float64 if values.dtype == np.float64 else np.float32
-
-
-def _as_floats(pairs: NDArray[np.complexfloating[Any, Any]]) -> Floats:
-    return pairs.view(pairs.real.dtype)
 
 
 def _require_dimension(dimension: int) -> None:

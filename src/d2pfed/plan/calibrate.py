@@ -10,7 +10,6 @@ from d2pfed.accounting import (
     ContinuousGaussian,
     Guarantee,
     Noise,
-    Observer,
     Release,
     Sampling,
     Unit,
@@ -21,26 +20,15 @@ from d2pfed.errors import ConfigError
 from d2pfed.noise.clipping import AdaptiveClip, Weighting
 from d2pfed.noise.mechanisms import MechanismName
 from d2pfed.numerics.ring import MAX_BITS, Ring
+from d2pfed.plan import widths
 from d2pfed.plan.bounds import MOST_ROUNDS
 from d2pfed.plan.plan import Plan, run_guarantee
-from d2pfed.plan.profiles import SIMULATION
 from d2pfed.plan.target import PrivacyTarget, RotationName
-from d2pfed.plan.widths import (
-    SAFE_WRAP_PROBABILITY,
-    finest,
-    finest_within,
-    noise_width,
-    parts_of,
-    too_wide,
-    widest,
-)
 from d2pfed.secagg.pairwise.graph import SIGNED_COMPLETE_UP_TO, SIGNED_UP_TO, Consistency
-from d2pfed.secagg.pairwise.neighbors import Neighbourhood, Risk, choose, complete
+from d2pfed.secagg.pairwise.neighbors import Neighborhood, Risk, choose, complete
 
 PRECISION = 5e-4  # relative, of the noise: how far above the least the answer may be
 SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e6
-
-Account = Callable[..., Guarantee]
 
 
 def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
@@ -58,49 +46,43 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
     """
     if not isinstance(target, PrivacyTarget):
         raise ConfigError(f"target must be a PrivacyTarget, got {type(target).__name__}")
-    target.require_complete()
+    if target.missing:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in target.missing)
+        raise ConfigError(
+            f"a plan needs {', '.join(target.missing)}: state what is missing ({flags} on the command line); `fit` "
+            "fills in what it can count"
+        )
     if target.mechanism is MechanismName.SHARED and target.colluders:
         raise ConfigError(
             f"colluders must be 0 with the mechanism {target.mechanism}, whose noise every client knows, "
             f"got {target.colluders:g}; centered withstands them"
         )
     if max_weight is not None:
-        return _with_weights(target, max_weight)
+        if target.initial_clip is not None or target.unit is not Unit.CLIENT:
+            raise ConfigError(
+                f"weights go with a fixed clip and the unit client, got clip {target.clip}, {target.unit}"
+            )
+        weighting = Weighting.balanced(max_weight, target.fixed_clip, target.dimension)
+        return replace(calibrate(_widened(target, 1.0)), weighting=weighting)
     if target.initial_clip is not None:
-        return _with_adaptive_clip(target, target.initial_clip)
-    hood = neighbourhood_of(target)
+        # The guarantee is that of a fixed clip, the radius that bounds update and bit: docs/theory.md, section 16.
+        adaptive = AdaptiveClip.beside(2 * ideal_multiplier(target) / target.cohort_size, target.initial_clip)
+        return replace(calibrate(_widened(target, adaptive.radius)), adaptive_clip=adaptive)
+    hood = neighborhood_of(target)
     ideal = ideal_multiplier(target)
-    draft = _Draft(target, hood, finest(target, ideal))
+    draft = _Draft(target, hood, widths.finest(target, ideal))
     plan = draft.search(ideal)
     if target.bits is not None and target.mechanism is not MechanismName.CENTERED:
         multiplier = plan.noise_multiplier * target.adjacency.radii / 2 * (1 + 4 * PRECISION)
-        draft = replace(draft, steps=finest_within(Ring(target.bits), target, multiplier, draft.contributors))
-        plan = draft.search(ideal)
-    SIMULATION.require(plan := draft.with_bits(plan))
-    return plan
-
-
-def _with_adaptive_clip(target: PrivacyTarget, initial: float) -> Plan:
-    """Return the plan of vectors with one more coordinate, the bit, and the radius that bounds both together.
-
-    The guarantee is that of a fixed clip of this radius: docs/theory.md, adaptive clipping.
-    """
-    adaptive = AdaptiveClip.beside(2 * ideal_multiplier(target) / target.cohort_size, initial)
-    return replace(calibrate(_widened(target, adaptive.radius)), adaptive_clip=adaptive)
-
-
-def _with_weights(target: PrivacyTarget, max_weight: float) -> Plan:
-    """Return the plan of vectors with one more coordinate, the weight, and the radius 1 that bounds both together."""
-    if target.initial_clip is not None or target.unit is not Unit.CLIENT:
-        raise ConfigError(
-            f"weights go with a fixed clip and the unit client, got clip {target.clip}, {target.unit}"
+        draft = replace(
+            draft, steps=widths.finest_within(Ring(target.bits), target, multiplier, draft.contributors)
         )
-    weighting = Weighting.balanced(max_weight, target.fixed_clip, target.dimension)
-    return replace(calibrate(_widened(target, 1.0)), weighting=weighting)
+        plan = draft.search(ideal)
+    return draft.with_bits(plan)
 
 
 def _widened(target: PrivacyTarget, radius: float) -> PrivacyTarget:
-    """Return the target of vectors with one more coordinate.
+    """Return the target of vectors with one more coordinate, a bit or a weight, and the radius that bounds both.
 
     Where the dimension is a power of two, that would double a Hadamard transform, so there the phase rotation takes its
     place; elsewhere it takes a coordinate that was padding.
@@ -130,11 +112,7 @@ def ideal_multiplier(target: PrivacyTarget) -> float:
             max_participations=None,
             against=RELEASED,
         )
-
-    def epsilon_at(multiplier: float) -> float:
-        return _account(_coarse, seen, ContinuousGaussian(2 * multiplier, 1.0)).epsilon
-
-    return least_multiplier(epsilon_at, target.epsilon, 1.0, _wording(target))
+    return _least_multiplier(target, lambda at: _account(seen, ContinuousGaussian(2 * at, 1.0)).epsilon, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +120,7 @@ class _Draft:
     """A family of plans that differ in their noise; `steps` is the clip in lattice steps, where rounding needs one."""
 
     target: PrivacyTarget
-    hood: Neighbourhood
+    hood: Neighborhood
     steps: float
 
     @property
@@ -152,31 +130,21 @@ class _Draft:
 
     def search(self, start: float) -> Plan:
         """Return the member with the least noise whose certified epsilon is within the target."""
-
         target = self.target
 
         @cache
-        def spent(account: Account, multiplier: float) -> Guarantee:
+        def spent(multiplier: float, *, exact: bool = False) -> Guarantee:
             # The noise that the guarantee rests on, as `Plan.contributed` has it.
-            codec, mechanism = parts_of(target, self.steps, multiplier, self.contributors)
-            return _account(account, target, mechanism.noise(codec, self.contributors))
+            codec, mechanism = widths.parts_of(target, self.steps, multiplier, self.contributors)
+            return _account(target, mechanism.noise(codec, self.contributors), exact=exact)
 
-        if reason := spent(_coarse, start).reason:
+        if reason := spent(start).reason:
             raise ConfigError(f"no plan with the mechanism {target.mechanism} keeps any epsilon: {reason}")
-        multiplier = least_multiplier(
-            lambda at: spent(_coarse, at).epsilon, target.epsilon, start, _wording(target)
-        )
-        step = (
-            PRECISION  # doubled each time: where the fine grid says more than the coarse one, it may be far more
-        )
-        while spent(run_guarantee, multiplier).epsilon > target.epsilon:
+        multiplier = _least_multiplier(target, lambda at: spent(at).epsilon, start)
+        step = PRECISION  # doubled each time: where the exact epsilon is above the bound, it may be far above
+        while spent(multiplier, exact=True).epsilon > target.epsilon:
             multiplier, step = multiplier * (1 + step), 2 * step
-        return self.plan(multiplier)
-
-    def plan(self, multiplier: float) -> Plan:
-        """Return the member whose noise is `multiplier` times twice a client's radius."""
-        target = self.target
-        codec, mechanism = parts_of(target, self.steps, multiplier, self.contributors)
+        codec, mechanism = widths.parts_of(target, self.steps, multiplier, self.contributors)
         return Plan(
             unit=target.unit,
             adjacency=target.adjacency,
@@ -203,13 +171,13 @@ class _Draft:
 
     def with_bits(self, plan: Plan) -> Plan:
         """Return the plan with the target's ring, or with the least that is unlikely to wrap."""
-        width, most = noise_width(plan.codec, plan.mechanism), widest(plan.codec, plan.mechanism)
+        width, most = widths.noise_width(plan.codec, plan.mechanism)
         if width > most:
-            raise too_wide(plan.epsilon, plan.against, most, width)
+            raise widths.too_wide(plan.epsilon, plan.against, most, width)
         fitting = [
             bits
             for bits in range(1, MAX_BITS + 1)
-            if replace(plan, ring=Ring(bits)).wrap_probability <= SAFE_WRAP_PROBABILITY
+            if replace(plan, ring=Ring(bits)).wrap_probability <= widths.SAFE_WRAP_PROBABILITY
         ]
         if not fitting:
             raise ConfigError(
@@ -221,8 +189,8 @@ class _Draft:
         return replace(plan, ring=Ring(bits))
 
 
-def _account(account: Account, target: PrivacyTarget, noise: Noise) -> Guarantee:
-    """Return what the whole run costs with this noise in every round."""
+def _account(target: PrivacyTarget, noise: Noise, *, exact: bool = False) -> Guarantee:
+    """Return what the whole run costs with this noise in every round, or a bound on a coarser grid, and faster."""
     release = Release(
         run="",
         round=0,
@@ -234,32 +202,20 @@ def _account(account: Account, target: PrivacyTarget, noise: Noise) -> Guarantee
         participants=(),
         batches=target.batches,
     )
-    return account(
-        release,
-        target.max_attempts,
-        target.against,
-        target.effective_delta,
-        target.effective_max_participations,
-    )
+    against, delta, cap = target.against, target.effective_delta, target.effective_max_participations
+    if exact:
+        return run_guarantee(release, target.max_attempts, against, delta, cap)
+    return upper_bound([release] * target.max_attempts, against, delta=delta, max_participations=cap)
 
 
-def _coarse(
-    release: Release, attempts: int, observer: Observer, delta: float, max_participations: int
-) -> Guarantee:
-    """Bound what `run_guarantee` returns, on a coarser grid and faster."""
-    return upper_bound([release] * attempts, observer, delta=delta, max_participations=max_participations)
-
-
-def _wording(target: PrivacyTarget) -> str:
-    return f"epsilon {target.epsilon:g} at delta {target.effective_delta:g} against `{target.against}`"
-
-
-def least_multiplier(epsilon_at: Callable[[float], float], epsilon: float, start: float, wanted: str) -> float:
-    """Return a multiplier that keeps epsilon, while one smaller by the precision does not.
+def _least_multiplier(target: PrivacyTarget, epsilon_at: Callable[[float], float], start: float) -> float:
+    """Return a multiplier that keeps the target's epsilon, while one smaller by the precision does not.
 
     `epsilon_at` falls. Where it is smooth, a line through the ends in logarithms leads close to the root, and two
     probes around that guess close the bracket; where it is not, halving does.
     """
+    epsilon = target.epsilon
+    wanted = f"epsilon {epsilon:g} at delta {target.effective_delta:g} against `{target.against}`"
     low = high = start
     below = above = epsilon_at(start)  # epsilon at either end: that of `low` is larger
     while below <= epsilon:
@@ -292,7 +248,7 @@ def least_multiplier(epsilon_at: Callable[[float], float], epsilon: float, start
     return high
 
 
-def neighbourhood_of(target: PrivacyTarget) -> Neighbourhood:
+def neighborhood_of(target: PrivacyTarget) -> Neighborhood:
     """Return who holds whose shares: the least that withstands the target's dropouts and colluders."""
     _require_honest_majority(target)
     risk = Risk(dropouts=target.cohort_size - target.quorum, colluders=target.cohort_colluders)

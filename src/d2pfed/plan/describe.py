@@ -83,6 +83,16 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
     error = math.sqrt(noise + rounding) * plan.codec.granularity / plan.divisor
     spread = error * math.sqrt(plan.dimension)
     ideal = 2 * ideal_multiplier(target) * clip / plan.divisor
+    signal = math.sqrt(plan.rounds) * clip / spread
+    why_signal = (
+        f"Over {plan.rounds} round{'s' * (plan.rounds != 1)}, updates that all agree add up to {signal:.2g} times the "
+        f"length of the noise."
+    )
+    why_bits = (
+        f"The sum's noise is {math.sqrt(noise):.4g} lattice steps wide; {plan.ring.bits} bits hold it and the signal, "
+        f"with a chance of {round_up(plan.wrap_probability, 2)} that any of {plan.codec.length} coordinates wraps in "
+        f"a round (at most {SAFE_WRAP_PROBABILITY:g} is allowed)."
+    )
     return PlanSummary(
         noise_multiplier=plan.noise_multiplier,
         sigma=plan.sigma,
@@ -92,7 +102,7 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         wrap_probability=plan.wrap_probability,
         relative_error=error / ideal,
         noise_to_clip=spread / clip,
-        signal_to_noise=(signal := math.sqrt(plan.rounds) * clip / spread),
+        signal_to_noise=signal,
         max_attempts=plan.max_attempts,
         colluders=plan.colluders,
         neighbours=plan.neighbours,
@@ -100,11 +110,11 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         cut_off=plan.cut_off,
         guarantees=guarantees(plan),
         why_noise=_why_noise(target, plan, clip),
-        why_signal=_why_signal(plan, signal),
-        why_bits=_why_bits(plan),
+        why_signal=why_signal,
+        why_bits=why_bits,
         why_graph=_why_graph(plan),
         why_colluders=_why_colluders(target, plan),
-        warnings=_warnings(plan, signal),
+        warnings=_warnings(plan, signal, why_signal),
     )
 
 
@@ -156,15 +166,6 @@ def _why_noise(target: PrivacyTarget, plan: Plan, clip: float) -> str:
     )
 
 
-def _why_bits(plan: Plan) -> str:
-    steps = math.sqrt(plan.noise(plan.cohort_size).sum_variance)
-    return (
-        f"The sum's noise is {steps:.4g} lattice steps wide; {plan.ring.bits} bits hold it and the signal, with a "
-        f"chance of {round_up(plan.wrap_probability, 2)} that any of {plan.codec.length} coordinates wraps in a round "
-        f"(at most {SAFE_WRAP_PROBABILITY:g} is allowed)."
-    )
-
-
 def _why_graph(plan: Plan) -> str:
     how = "with everyone else" if plan.neighbours == plan.cohort_size - 1 else f"with {plan.neighbours} others"
     text = f"Each client shares its secrets {how}; {plan.threshold} shares open one."
@@ -197,21 +198,14 @@ def _why_colluders(target: PrivacyTarget, plan: Plan) -> str:
     return f"{text}, the authority drew its nonce after the server's commitment, and issues few rosters."
 
 
-def _why_signal(plan: Plan, signal: float) -> str:
-    return (
-        f"Over {plan.rounds} round{'s' * (plan.rounds != 1)}, updates that all agree add up to {signal:.2g} times the "
-        f"length of the noise."
-    )
-
-
-def _warnings(plan: Plan, signal: float) -> tuple[str, ...]:
+def _warnings(plan: Plan, signal: float, why_signal: str) -> tuple[str, ...]:
     found = []
     if signal < WEAK:
         expected = "little can be learned" if signal < HOPELESS else "expect much less than in the clear"
         helpful = math.ceil(plan.divisor * WEAK / signal)
         more = f"cohorts of about {helpful}" if plan.records is None else f"batches of about {helpful} records"
         found.append(
-            f"{_why_signal(plan, signal)[:-1]}, so {expected}: {more} would bring it to "
+            f"{why_signal[:-1]}, so {expected}: {more} would bring it to "
             f"{WEAK:g}; a smaller model or a greater epsilon helps too."
         )
     everyone = plan.records or plan.sampling.population
@@ -224,24 +218,15 @@ def _warnings(plan: Plan, signal: float) -> tuple[str, ...]:
     return tuple(found)
 
 
-_WORLDS = {
-    Adjacency.ADD_REMOVE: "with the record as without it",
-    Adjacency.ZERO_OUT: "with the record as with zeros in its place",
-    Adjacency.REPLACE_ONE: "with the record as with any other in its place",
-}
-
-_ASSUMED = (
-    "It rests on this: coins and noise of honest silos are secret and fresh in every attempt; a record's gradient "
-    "depends on that record and the model alone; whether a silo answers does not depend on its records or coins; "
-    "secure aggregation shows the sum only. A silo itself, and who runs it, sees its own records; the silo as a "
-    "whole is not hidden. How long a silo computes is not covered."
-)
-
-
 def record_terms(plan: Plan) -> tuple[str, ...]:
     """Return what a plan with the unit record promises, to whom, and on which terms; nothing for other plans."""
     if plan.unit is not Unit.RECORD or plan.batches is None:
         return ()
+    compared = {
+        Adjacency.ADD_REMOVE: "as without it",
+        Adjacency.ZERO_OUT: "as with zeros in its place",
+        Adjacency.REPLACE_ONE: "as with any other in its place",
+    }
     honest, silos = plan.quorum - plan.colluders - plan.cut_off, plan.batches.max_silos
     person = (
         "A person with records in several silos, or with several records in one silo that are not grouped, has a "
@@ -255,8 +240,8 @@ def record_terms(plan: Plan) -> tuple[str, ...]:
     return (
         (
             f"Whatever an observer concludes about a record is at most e^epsilon times as likely, plus delta, "
-            f"{_WORLDS[plan.adjacency]} ({plan.adjacency}), and the other way round. A record is one row of a silo's "
-            "data, or all rows of one owner there where groups are given."
+            f"with the record {compared[plan.adjacency]} ({plan.adjacency}), and the other way round. A record "
+            "is one row of a silo's data, or all rows of one owner there where groups are given."
         ),
         person,
         (
@@ -270,5 +255,10 @@ def record_terms(plan: Plan) -> tuple[str, ...]:
             f"{plan.cohort_size} must answer, and {plan.colluders} may tell the server all they know. The coins are "
             "secret, so all observers see amplified sums."
         ),
-        _ASSUMED,
+        (
+            "It rests on this: coins and noise of honest silos are secret and fresh in every attempt; a record's "
+            "gradient depends on that record and the model alone; whether a silo answers does not depend on its "
+            "records or coins; secure aggregation shows the sum only. A silo itself, and who runs it, sees its own "
+            "records; the silo as a whole is not hidden. How long a silo computes is not covered."
+        ),
     )

@@ -38,19 +38,11 @@ from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 from d2pfed.numerics.ring import Ring
 from d2pfed.numerics.rotation import Hadamard, RandomPhase
-from d2pfed.plan.bounds import (
-    LEAST_DELTA,
-    MOST_ATTEMPTS,
-    MOST_ATTEMPTS_PER_ROUND,
-    MOST_COHORT,
-    MOST_POPULATION,
-    MOST_ROUNDS,
-    check_range,
-    require_honest_majority,
-)
+from d2pfed.plan import bounds
+from d2pfed.plan.bounds import check_range, require_honest_majority
 from d2pfed.plan.widths import wrap_probability
 from d2pfed.secagg.pairwise.graph import Consistency
-from d2pfed.secagg.pairwise.neighbors import Neighbourhood, check_bounds
+from d2pfed.secagg.pairwise.neighbors import Neighborhood, check_bounds
 
 MOST_CHARACTERS = 1 << 13  # of a plan's text, which has about 1,600
 
@@ -111,11 +103,11 @@ class Plan:
 
     def __post_init__(self) -> None:
         cohort = self.sampling.cohort_size
-        check_range("population", self.sampling.population, 1, MOST_POPULATION)
-        check_range("cohort", cohort, 1, MOST_COHORT)
-        check_range("rounds", self.rounds, 1, MOST_ROUNDS)
-        check_range("attempts_per_round", self.attempts_per_round, 1, MOST_ATTEMPTS_PER_ROUND)
-        check_range("max_attempts", self.max_attempts, self.rounds, MOST_ATTEMPTS)
+        check_range("population", self.sampling.population, 1, bounds.MOST_POPULATION)
+        check_range("cohort", cohort, 1, bounds.MOST_COHORT)
+        check_range("rounds", self.rounds, 1, bounds.MOST_ROUNDS)
+        check_range("attempts_per_round", self.attempts_per_round, 1, bounds.MOST_ATTEMPTS_PER_ROUND)
+        check_range("max_attempts", self.max_attempts, self.rounds, bounds.MOST_ATTEMPTS)
         check_range("max_participations", self.max_participations, 1, self.max_attempts)
         check_range("quorum", self.quorum, 1, cohort)
         check_range("colluders", self.colluders, 0, self.quorum - 1)
@@ -124,14 +116,12 @@ class Plan:
         check_range("cut_off", self.cut_off, 0, self.quorum - self.colluders - 1)
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
             raise ConfigError(f"epsilon must be positive and finite, got {self.epsilon}")
-        if not LEAST_DELTA <= self.delta < 1:
-            raise ConfigError(f"delta must be in [{LEAST_DELTA:g}, 1), got {self.delta}")
-        if self.sampling.method is Sampling.ONCE:
-            self._check_partition()
-        self._check_records()
+        if not bounds.LEAST_DELTA <= self.delta < 1:
+            raise ConfigError(f"delta must be in [{bounds.LEAST_DELTA:g}, 1), got {self.delta}")
+        self._check_units()
         require_honest_majority(cohort, self.quorum, self.colluders)
         if self.consistency is Consistency.SIGNED:
-            check_bounds(cohort, self.neighbourhood, self.quorum, self.colluders)
+            check_bounds(cohort, self.neighborhood, self.quorum, self.colluders)
         if self.adaptive_clip is not None and self.codec.clip != self.adaptive_clip.radius:
             raise ConfigError(
                 f"the codec's clip must be the radius {self.adaptive_clip.radius} of a vector with its bit where the "
@@ -147,28 +137,27 @@ class Plan:
         if self.cut_off and isinstance(self.mechanism, Shared):
             raise ConfigError(f"cut_off must be 0 where every share of the noise counts, got {self.cut_off}")
 
-    def _check_records(self) -> None:
+    def _check_units(self) -> None:
+        if self.sampling.method is Sampling.ONCE and self.max_participations != 1:
+            raise ConfigError(f"sampling `once` means one participation, got {self.max_participations}")
+        needed, population = self.max_attempts * self.cohort_size, self.sampling.population
+        if self.sampling.method is Sampling.ONCE and needed > population:
+            raise ConfigError(
+                f"sampling `once` needs max_attempts x cohort_size <= population: "
+                f"{self.max_attempts} x {self.cohort_size} > {population}"
+            )
         check_unit(self.unit, self.adjacency, self.sampling, self.batches)
         if (self.records is None) != (self.batches is None):
             raise ConfigError(f"records go with the unit record, got {self.records} and the unit {self.unit}")
         if self.records is None:
             return
-        check_range("records", self.records, 1, MOST_POPULATION)
+        check_range("records", self.records, 1, bounds.MOST_POPULATION)
         check_range("max_participations", self.max_participations, self.max_attempts, self.max_attempts)
         if self.adaptive_clip is not None or not isinstance(self.mechanism, Centered):
             raise ConfigError("the unit record takes the mechanism centered and a fixed clip")
         if self.mechanism.sigma < LEAST_SILO_WIDTH:
             raise ConfigError(
                 f"a silo's noise must be at least {LEAST_SILO_WIDTH} steps wide, got {float(self.mechanism.sigma):g}"
-            )
-
-    def _check_partition(self) -> None:
-        if self.max_participations != 1:
-            raise ConfigError(f"sampling `once` means one participation, got {self.max_participations}")
-        if self.max_attempts * self.cohort_size > self.sampling.population:
-            raise ConfigError(
-                f"sampling `once` needs max_attempts x cohort_size <= population: "
-                f"{self.max_attempts} x {self.cohort_size} > {self.sampling.population}"
             )
 
     @property
@@ -203,9 +192,9 @@ class Plan:
         return self.codec.clip if self.weighting is None else self.weighting.clip
 
     @property
-    def neighbourhood(self) -> Neighbourhood:
+    def neighborhood(self) -> Neighborhood:
         """How many hold shares of a client's secrets, how many open one, and how many survivors may be cut off."""
-        return Neighbourhood(self.neighbours, self.threshold, self.cut_off)
+        return Neighborhood(self.neighbours, self.threshold, self.cut_off)
 
     @property
     def contributed(self) -> Noise | None:
@@ -268,42 +257,17 @@ class Plan:
 @lru_cache(maxsize=16)  # every attempt asks for it several times
 def _digest(plan: Plan) -> bytes:
     text = canonical.encode(plan)
-    require_readable(plan, text)
+    # Every charge names a plan's digest, and so comes after this.
+    # Checked: test_plan.py::test_a_plan_that_cannot_be_read_back_is_refused_before_it_is_charged.
+    if decode_plan(text) != plan:
+        raise ConfigError("a plan must be the one that its canonical text gives back, got another")
     return digest("d2pfed plan", text)
 
 
-def require_readable(plan: "Plan", text: str) -> None:
-    """Refuse a plan that its own text does not give back: every charge names a plan's digest, and so comes after this.
-
-    Checked: test_plan.py::test_a_plan_that_cannot_be_read_back_is_refused_before_it_is_charged.
-    """
-    if decode_plan(text) != plan:
-        raise ConfigError("a plan must be the one that its canonical text gives back, got another")
-
-
+_EVENTS = (Adjacency, BatchSampling, CohortSampling, Observer, Sampling, Unit, View)
+_PARTS = (AdaptiveClip, Codec, Consistency, Hadamard, RandomPhase, Ring, Rounded, Weighting)
 TYPES: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        *(
-            Plan,
-            Adjacency,
-            Consistency,
-            BatchSampling,
-            CohortSampling,
-            Sampling,
-            Unit,
-            Observer,
-            View,
-            Codec,
-            Ring,
-            Hadamard,
-            RandomPhase,
-            Rounded,
-            AdaptiveClip,
-            Weighting,
-        ),
-        *(name.kind for name in MechanismName),
-    )
+    kind.__name__: kind for kind in (Plan, *_EVENTS, *_PARTS, *(name.kind for name in MechanismName))
 }
 
 

@@ -1,23 +1,134 @@
-"""What a client insists on, whatever plan a server proposes; it believes no number that the server wrote."""
+"""What runs where, and what a client insists on, whatever plan a server proposes.
+
+Server and client ask one table for the plans that each protocol carries. A client refuses what the table does not list,
+its own policy may narrow the list further, and it believes no number that the server wrote.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 
-from d2pfed.accounting import SERVER, CohortSampling, Noise, Unit, client_epsilon
+from d2pfed.accounting import SERVER, CohortSampling, Noise, Sampling, Unit, client_epsilon
 from d2pfed.errors import ConfigError
 from d2pfed.noise.mechanisms import MechanismName, Protocol
 from d2pfed.plan.bounds import VERIFIED_DRAWS, colluders_within, require_honest_majority
 from d2pfed.plan.plan import Plan, run_guarantee
-from d2pfed.plan.profiles import Request, require_deployable
 from d2pfed.plan.target import PrivacyTarget
-from d2pfed.plan.widths import noise_width, widest
+from d2pfed.plan.widths import noise_width
 from d2pfed.secagg.pairwise.graph import SIGNED_UP_TO, Consistency
 from d2pfed.secagg.pairwise.neighbors import Risk, check_bounds, exposed
+from d2pfed.secagg.standing.epoch import FEWEST_SILOS, MOST_SILOS, require_carried
 
-_MOST_NEIGHBOURS = 1024  # of a sparse graph: with more, the exact bounds themselves would be work
+_MOST_NEIGHBORS = 1024  # of a sparse graph: with more, the exact bounds themselves would be work
+
+
+class Request(StrEnum):
+    """What a server asks a client's data for."""
+
+    TRAINING = "training"  # a trained update
+    STATISTICS = "statistics"  # a vector of numbers about the data
+    EVALUATION = "evaluation"  # how good a model is on the data
+
+
+class Feature(StrEnum):
+    """Parts of a plan that not every way of running has."""
+
+    ADAPTIVE_CLIP = "an adaptive clip"
+    WEIGHTS = "weights"
+    SPARSE_GRAPH = "a sparse graph"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """The plans that one protocol carries. Nothing is carried unless it is listed: no field has a default."""
+
+    name: str
+    mechanisms: frozenset[MechanismName]
+    samplings: frozenset[Sampling]
+    units: frozenset[Unit]
+    features: frozenset[Feature]
+    least_cohort: int
+    most_cohort: int
+
+    def require(self, plan: Plan) -> None:
+        """Refuse a plan with anything that this protocol does not carry."""
+        listed: tuple[tuple[str, StrEnum, Collection[StrEnum]], ...] = (
+            ("the mechanism", MechanismName.of(plan.mechanism), self.mechanisms),
+            ("sampling", plan.sampling.method, self.samplings),
+            ("the unit", plan.unit, self.units),
+        )
+        for what, found, allowed in listed:
+            if found not in allowed:
+                raise ConfigError(f"{self.name} takes {what} {', '.join(sorted(allowed))}, the plan has {found}")
+        if unsupported := features_of(plan) - self.features:
+            raise ConfigError(f"{self.name} does not take {' and '.join(sorted(unsupported))}, the plan has it")
+        if not self.least_cohort <= plan.cohort_size <= self.most_cohort:
+            raise ConfigError(
+                f"{self.name} takes cohorts of {self.least_cohort} to {self.most_cohort:,}, the plan has "
+                f"{plan.cohort_size}"
+            )
+
+
+PROFILES = {
+    Protocol.PAIRWISE: Profile(
+        name="the pairwise protocol",
+        mechanisms=frozenset(name for name in MechanismName if Protocol.PAIRWISE in name.runs_in),
+        samplings=frozenset({Sampling.FIXED, Sampling.ONCE, Sampling.NONE}),
+        units=frozenset({Unit.CLIENT}),
+        features=frozenset({Feature.SPARSE_GRAPH}),
+        least_cohort=2,
+        most_cohort=SIGNED_UP_TO,
+    ),
+    Protocol.STANDING: Profile(
+        name="the standing protocol",
+        mechanisms=frozenset(name for name in MechanismName if Protocol.STANDING in name.runs_in),
+        samplings=frozenset({Sampling.NONE}),
+        units=frozenset({Unit.CLIENT, Unit.RECORD}),
+        features=frozenset(),
+        least_cohort=FEWEST_SILOS,
+        most_cohort=MOST_SILOS,
+    ),
+}
+
+
+def require_standing(plan: Plan, enrolled: int) -> None:
+    """Refuse a plan that standing keys do not carry: all of a roster with so many silos answer every round.
+
+    The server names the silos of an epoch, so no draw limits how many of them collude. Plans of standing keys
+    therefore draw nobody, and their population is the roster, so that every colluder in it counts.
+    Checked: test_profiles.py::test_standing_keys_under_a_plan_of_drawn_cohorts_are_refused.
+    """
+    PROFILES[Protocol.STANDING].require(plan)
+    if not plan.cohort_size == plan.sampling.population == enrolled:
+        raise ConfigError(
+            f"standing keys are for all silos of a roster in every round, got {plan.cohort_size} of "
+            f"{plan.sampling.population} and a roster of {enrolled}"
+        )
+    require_carried(plan.cohort_size, plan.quorum, plan.colluders, plan.rounds, plan.attempts_per_round)
+
+
+def require_deployable(protocol: Protocol, plan: Plan, enrolled: int | None) -> None:
+    """Refuse a plan that a protocol does not carry among so many enrolled clients; None: nobody is enrolled."""
+    expected = Consistency.ASSUMED if enrolled is None else Consistency.SIGNED
+    if plan.consistency is not expected:
+        raise ConfigError(f"consistency must be {expected.value}, the plan has {plan.consistency.value}")
+    match protocol:
+        case Protocol.PAIRWISE:
+            PROFILES[protocol].require(plan)
+        case Protocol.STANDING:
+            require_standing(plan, enrolled or 0)
+
+
+def features_of(plan: Plan) -> frozenset[Feature]:
+    """Return which of the further parts a plan has."""
+    has = {
+        Feature.ADAPTIVE_CLIP: plan.adaptive_clip is not None,
+        Feature.WEIGHTS: plan.weighting is not None,
+        Feature.SPARSE_GRAPH: plan.neighbours < plan.cohort_size - 1,
+    }
+    return frozenset(feature for feature, present in has.items() if present)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +177,7 @@ class Policy:
     units: tuple[Unit, ...] = (Unit.CLIENT,)
     requests: tuple[Request, ...] = tuple(Request)
     mechanisms: tuple[MechanismName, ...] = tuple(
-        name for name in MechanismName if Protocol.STANDING in name.runs_in
+        name for name in MechanismName if name in PROFILES[Protocol.STANDING].mechanisms
     )
     least_cohort: int = 10
     most_cohort: int = SIGNED_UP_TO
@@ -112,29 +223,6 @@ class Policy:
         """
         self._check_sizes(plan)
         self._check_mechanism(plan)
-        self._check_profile(plan, enrolled)
-        colluders = self.colluders(plan, enrolled)
-        _check_graph(plan, colluders)
-        self._check_epsilon(plan, colluders)
-        _check_colluders(plan, colluders)
-
-    def _check_sizes(self, plan: Plan) -> None:
-        _check_at_most("cohort", plan.cohort_size, self.most_cohort)
-        _check_at_least("cohort", plan.cohort_size, self.least_cohort)
-        _check_at_least("quorum", plan.quorum, self.least_quorum)
-        _check_at_most("dimension", plan.codec.length, self.most_dimension)
-        _check_at_most("fraction bits", plan.codec.fraction_bits, self.most_fraction_bits)
-        _check_at_most("bits", plan.ring.bits, self.most_bits)
-        clip = plan.update_clip if plan.adaptive_clip is None else plan.adaptive_clip.most
-        _check_at_most("clip norm", clip, self.most_clip_norm)
-        _check_at_most("rounds", plan.rounds, self.most_rounds)
-        _check_at_most("attempts per round", plan.attempts_per_round, self.most_attempts_per_round)
-        if plan.unit is Unit.CLIENT:
-            _check_at_most("max_participations", plan.max_participations, self.most_participations)
-        _check_at_most("delta", plan.delta, self.most_delta)
-
-    def _check_profile(self, plan: Plan, enrolled: Enrolled | None) -> None:
-        """Refuse a plan that none of this client's protocols carries."""
         refusals = []
         for protocol in self.protocols:
             try:
@@ -143,6 +231,35 @@ class Policy:
                 refusals.append(error)
         if len(refusals) == len(self.protocols):
             raise refusals[0]
+        colluders = self.colluders(plan, enrolled)
+        _check_graph(plan, colluders)
+        # The noise of a quorum, less who may be cut off, and what the colluders know of it.
+        whole = plan.noise(plan.quorum - plan.cut_off)
+        left = whole.without(colluders)
+        multiplier = 0.0 if left is None else math.sqrt(left.sum_variance) / (2 * float(left.radius))
+        _check_at_least("noise multiplier", multiplier, self.least_noise_multiplier)
+        for observer, noise in (("server", whole), (f"colluding({colluders})", left)):
+            _check_at_most(f"epsilon against {observer}", _epsilon(plan, noise), self.most_epsilon)
+        _check_colluders(plan, colluders)
+
+    def _check_sizes(self, plan: Plan) -> None:
+        clip = plan.update_clip if plan.adaptive_clip is None else plan.adaptive_clip.most
+        most = (
+            ("cohort", plan.cohort_size, self.most_cohort),
+            ("dimension", plan.codec.length, self.most_dimension),
+            ("fraction bits", plan.codec.fraction_bits, self.most_fraction_bits),
+            ("bits", plan.ring.bits, self.most_bits),
+            ("clip norm", clip, self.most_clip_norm),
+            ("rounds", plan.rounds, self.most_rounds),
+            ("attempts per round", plan.attempts_per_round, self.most_attempts_per_round),
+            ("delta", plan.delta, self.most_delta),
+        )
+        for name, value, limit in most:
+            _check_at_most(name, value, limit)
+        _check_at_least("cohort", plan.cohort_size, self.least_cohort)
+        _check_at_least("quorum", plan.quorum, self.least_quorum)
+        if plan.unit is Unit.CLIENT:
+            _check_at_most("max_participations", plan.max_participations, self.most_participations)
 
     def require_served(self, protocol: Protocol, plan: Plan, enrolled: Enrolled | None) -> None:
         """Refuse a protocol that this client does not take part in, and a plan that the protocol does not carry.
@@ -162,7 +279,7 @@ class Policy:
 
     def _check_mechanism(self, plan: Plan) -> None:
         _check_one_of("mechanism", MechanismName.of(plan.mechanism), self.mechanisms)
-        width, most = noise_width(plan.codec, plan.mechanism), widest(plan.codec, plan.mechanism)
+        width, most = noise_width(plan.codec, plan.mechanism)
         _check_at_most("width of a client's noise", width, most)
 
     def colluders(self, plan: Plan, enrolled: Enrolled | None) -> int:
@@ -172,15 +289,6 @@ class Policy:
         _check_at_most("population", plan.sampling.population, enrolled.population)
         sampling = CohortSampling(plan.sampling.method, enrolled.population, plan.cohort_size)
         return colluders_within(self.least_colluders, sampling, enrolled.draws)
-
-    def _check_epsilon(self, plan: Plan, colluders: int) -> None:
-        """Refuse too little noise: that of a quorum, less who may be cut off, and what the colluders know of it."""
-        whole = plan.noise(plan.quorum - plan.cut_off)
-        left = whole.without(colluders)
-        multiplier = 0.0 if left is None else math.sqrt(left.sum_variance) / (2 * float(left.radius))
-        _check_at_least("noise multiplier", multiplier, self.least_noise_multiplier)
-        for observer, noise in (("server", whole), (f"colluding({colluders})", left)):
-            _check_at_most(f"epsilon against {observer}", _epsilon(plan, noise), self.most_epsilon)
 
 
 def _epsilon(plan: Plan, noise: Noise | None) -> float:
@@ -196,15 +304,15 @@ def _check_graph(plan: Plan, colluders: int) -> None:
     """Refuse a graph in which so many colluders could open a secret, or cut a client off from the others."""
     require_honest_majority(plan.cohort_size, plan.quorum, colluders)
     if plan.consistency is Consistency.SIGNED:
-        check_bounds(plan.cohort_size, plan.neighbourhood, plan.quorum, colluders)
+        check_bounds(plan.cohort_size, plan.neighborhood, plan.quorum, colluders)
         return
     _check_at_least("threshold", plan.threshold, (plan.neighbours + 1) // 2 + 1)
     if plan.neighbours == plan.cohort_size - 1:
         _check_at_least("threshold", plan.threshold, colluders + 1)
         return
-    _check_at_most("neighbours", plan.neighbours, _MOST_NEIGHBOURS)
+    _check_at_most("neighbours", plan.neighbours, _MOST_NEIGHBORS)
     risk = Risk(dropouts=plan.cohort_size - plan.quorum, colluders=colluders)
-    if exposed(plan.cohort_size, plan.neighbourhood, risk) > Fraction(1, 1 << risk.security_bits):
+    if exposed(plan.cohort_size, plan.neighborhood, risk) > Fraction(1, 1 << risk.security_bits):
         raise ConfigError(
             f"this client's policy: {plan.neighbours} neighbours and a threshold of {plan.threshold} must withstand "
             f"{risk.dropouts} dropouts and {colluders} colluders of {plan.cohort_size} clients, and do not"

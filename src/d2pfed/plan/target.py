@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
-from typing import cast
+from typing import Any
 
 import numpy as np
 
@@ -33,35 +33,20 @@ from d2pfed.fields import PRIVACY, TRAINING, about, check_types, documented
 from d2pfed.noise.mechanisms import MechanismName
 from d2pfed.numerics.ring import MAX_BITS
 from d2pfed.numerics.rotation import MAX_DIMENSION
-from d2pfed.plan.bounds import (
-    LEAST_DELTA,
-    MOST_ATTEMPTS_PER_ROUND,
-    MOST_COHORT,
-    MOST_POPULATION,
-    MOST_ROUNDS,
-    VERIFIED_DRAWS,
-    check_range,
-    colluders_within,
-)
+from d2pfed.plan import bounds
+from d2pfed.plan.bounds import check_range, colluders_within
 from d2pfed.secagg.pairwise.graph import Consistency
 
 LOST_TO_THE_CAP = 0.01  # of all contributions, at the default cap on participations
 SPARE = Fraction(1, 10)  # attempts that may be charged beyond one per round, as a share of the rounds
-
-
-_LATER = cast("int", None)  # of a field that is filled in before anything is computed from it
-_BY_UNIT = cast("Adjacency", None)  # of a field whose default depends on the unit
 USUAL_BATCH = 256  # records drawn in a round, in expectation, where no rate is given
-
+_LEAST_START = 1e-12  # of an adaptive clip; the most is its inverse
 _LIMITS = {
     "dimension": MAX_DIMENSION,
-    "population": MOST_POPULATION,
-    "cohort_size": MOST_COHORT,
-    "rounds": MOST_ROUNDS,
+    "population": bounds.MOST_POPULATION,
+    "cohort_size": bounds.MOST_COHORT,
+    "rounds": bounds.MOST_ROUNDS,
 }
-
-
-_LEAST_START = 1e-12  # of an adaptive clip; the most is its inverse
 
 
 class RotationName(StrEnum):
@@ -105,6 +90,10 @@ def parse_clip(text: str) -> float | str:
         return text
 
 
+def _setting(default: object, text: str, section: str = PRIVACY, **more: Any) -> Any:  # noqa: ANN401 - of its field
+    return field(default=default, metadata=about(text, section, **more))
+
+
 @documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyTarget:
@@ -114,164 +103,109 @@ class PrivacyTarget:
     `fit` fills in are None until they are known; `calibrate` refuses a target that lacks one.
     """
 
-    dimension: int = field(
-        default=_LATER, metadata=about("Number of parameters that are trained.", TRAINING, filled_in="`fit`")
+    dimension: int = _setting(None, "Number of parameters that are trained.", TRAINING, filled_in="`fit`")
+    population: int = _setting(None, "Number of clients in the population.", filled_in="`fit`")
+    cohort_size: int = _setting(None, "Number of clients asked in each round.", filled_in="`fit`")
+    rounds: int = _setting(None, "Number of rounds.", TRAINING, filled_in="`fit`")
+    epsilon: float = _setting(1.0, "Bound on what the observer learns about one client.")
+    delta: float | None = _setting(
+        None, "Failure probability of the guarantee.", unset="population^-1.1; records^-1.1"
     )
-    population: int = field(
-        default=_LATER, metadata=about("Number of clients in the population.", PRIVACY, filled_in="`fit`")
+    against: Observer = _setting(
+        RELEASED,
+        "Observer that epsilon holds against: released, server, client, alone or colluding(c).",
+        parse=observer_named,
     )
-    cohort_size: int = field(
-        default=_LATER, metadata=about("Number of clients asked in each round.", PRIVACY, filled_in="`fit`")
+    mechanism: MechanismName = _setting(MechanismName.CENTERED, "How noise enters the sum.")
+    sampling: Sampling = _setting(
+        Sampling.FIXED, "How cohorts are drawn; with the unit record every silo is asked: none."
     )
-    rounds: int = field(default=_LATER, metadata=about("Number of rounds.", TRAINING, filled_in="`fit`"))
-    epsilon: float = field(
-        default=1.0, metadata=about("Bound on what the observer learns about one client.", PRIVACY)
+    adjacency: Adjacency = _setting(
+        None, "Which neighboring data sets are compared.", unset="replace-one; add-remove for records"
     )
-    delta: float | None = field(
-        default=None,
-        metadata=about("Failure probability of the guarantee.", PRIVACY, unset="population^-1.1; records^-1.1"),
+    unit: Unit = _setting(
+        Unit.CLIENT,
+        "What is protected: all that a client holds, or one record (or group of records) of a silo.",
     )
-    against: Observer = field(
-        default=RELEASED,
-        metadata=about(
-            "Observer that epsilon holds against: released, server, client, alone or colluding(c).",
-            PRIVACY,
-            parse=observer_named,
-        ),
+    records: int | None = _setting(
+        None,
+        "Public number of records of all silos, for the unit record; sums are divided by its share in a batch.",
+        unset="`fit` counts them where adjacency is not add-remove",
     )
-    mechanism: MechanismName = field(
-        default=MechanismName.CENTERED, metadata=about("How noise enters the sum.", PRIVACY)
+    batch_rate: float | None = _setting(
+        None,
+        "Probability with which a silo draws each of its records in a round, by a secret coin.",
+        unset=f"{USUAL_BATCH} records in a round",
     )
-    sampling: Sampling = field(
-        default=Sampling.FIXED,
-        metadata=about("How cohorts are drawn; with the unit record every silo is asked: none.", PRIVACY),
+    max_silos: int = _setting(1, "In how many silos one person may have records, for the unit record.")
+    dropouts: float = _setting(0.0, "Fraction of a cohort that may be missing from the sum.")
+    colluders: float = _setting(0.0, "Fraction of the population that may tell the server all it knows.")
+    draws: int = _setting(
+        bounds.VERIFIED_DRAWS,
+        "Number of cohorts that the server can choose among, as clients verify; 0: draws are not verified.",
     )
-    adjacency: Adjacency = field(
-        default=_BY_UNIT,
-        metadata=about(
-            "Which neighboring data sets are compared.", PRIVACY, unset="replace-one; add-remove for records"
-        ),
+    consistency: Consistency = _setting(
+        Consistency.ASSUMED,
+        "How clients know that the server sent all of them the same: assumed (simulation), signed (deployment).",
     )
-    unit: Unit = field(
-        default=Unit.CLIENT,
-        metadata=about(
-            "What is protected: all that a client holds, or one record (or group of records) of a silo.", PRIVACY
-        ),
+    max_participations: int | None = _setting(
+        None, "Cap on the contributions of one client.", unset="the least cap that hardly ever binds"
     )
-    records: int | None = field(
-        default=None,
-        metadata=about(
-            "Public number of records of all silos, for the unit record; sums are divided by its share in a batch.",
-            PRIVACY,
-            unset="`fit` counts them where adjacency is not add-remove",
-        ),
+    attempts_per_round: int = _setting(3, "How often one round may be tried.")
+    spare: int | None = _setting(
+        None,
+        "Attempts beyond one per round that epsilon covers, for rounds that fail after they were charged.",
+        unset="a tenth of the rounds",
     )
-    batch_rate: float | None = field(
-        default=None,
-        metadata=about(
-            "Probability with which a silo draws each of its records in a round, by a secret coin.",
-            PRIVACY,
-            unset=f"{USUAL_BATCH} records in a round",
-        ),
+    clip: float | str = _setting(
+        1.0,
+        "L2 bound on the update of one client: a number, or auto (from 1 on) or auto(c) (from c on) to follow "
+        "the median norm privately.",
+        parse=parse_clip,
     )
-    max_silos: int = field(
-        default=1, metadata=about("In how many silos one person may have records, for the unit record.", PRIVACY)
-    )
-    dropouts: float = field(
-        default=0.0, metadata=about("Fraction of a cohort that may be missing from the sum.", PRIVACY)
-    )
-    colluders: float = field(
-        default=0.0,
-        metadata=about("Fraction of the population that may tell the server all it knows.", PRIVACY),
-    )
-    draws: int = field(
-        default=VERIFIED_DRAWS,
-        metadata=about(
-            "Number of cohorts that the server can choose among, as clients verify; 0: draws are not verified.",
-            PRIVACY,
-        ),
-    )
-    consistency: Consistency = field(
-        default=Consistency.ASSUMED,
-        metadata=about(
-            "How clients know that the server sent all of them the same: assumed (simulation), signed (deployment).",
-            PRIVACY,
-        ),
-    )
-    max_participations: int | None = field(
-        default=None,
-        metadata=about(
-            "Cap on the contributions of one client.", PRIVACY, unset="the least cap that hardly ever binds"
-        ),
-    )
-    attempts_per_round: int = field(default=3, metadata=about("How often one round may be tried.", PRIVACY))
-    spare: int | None = field(
-        default=None,
-        metadata=about(
-            "Attempts beyond one per round that epsilon covers, for rounds that fail after they were charged.",
-            PRIVACY,
-            unset="a tenth of the rounds",
-        ),
-    )
-    clip: float | str = field(
-        default=1.0,
-        metadata=about(
-            "L2 bound on the update of one client: a number, or auto (from 1 on) or auto(c) (from c on) to follow "
-            "the median norm privately.",
-            PRIVACY,
-            parse=parse_clip,
-        ),
-    )
-    bits: int | None = field(
-        default=None,
-        metadata=about("Bits per coordinate.", PRIVACY, unset="the fewest that hold the noise and the sum"),
-    )
-    rotation: RotationName = field(
-        default=RotationName.HADAMARD, metadata=about("The random rotation before rounding.", PRIVACY)
-    )
+    bits: int | None = _setting(None, "Bits per coordinate.", unset="the fewest that hold the noise and the sum")
+    rotation: RotationName = _setting(RotationName.HADAMARD, "The random rotation before rounding.")
 
     def __post_init__(self) -> None:
-        self._fill_in_by_unit()
+        # What follows from the unit: of records the usual adjacency, and that every silo is asked.
+        of_records = self.unit == Unit.RECORD
+        usual: dict[str, object] = {"adjacency": Adjacency.ADD_REMOVE if of_records else Adjacency.REPLACE_ONE}
+        usual |= {"cohort_size": self.population} if of_records else {}
+        for name, value in usual.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        if of_records and self.sampling == Sampling.FIXED:
+            object.__setattr__(self, "sampling", Sampling.NONE)
         check_types(self)
+        self._check_numbers()
         if self.unit is Unit.RECORD:
             self._check_records()
-        else:
-            self._check_no_records()
-        for name in set(_LIMITS) - set(self.missing):
-            check_range(name, getattr(self, name), 1, _LIMITS[name])
-        check_range("attempts_per_round", self.attempts_per_round, 1, MOST_ATTEMPTS_PER_ROUND)
-        check_range("draws", self.draws, 0, 1 << 32)
-        if self.spare is not None:
-            check_range("spare", self.spare, 0, MOST_ROUNDS)
+        elif self.records is not None or self.batch_rate is not None or self.max_silos != 1:
+            raise ConfigError("records, batch_rate and max_silos are for the unit record, got the unit client")
+        elif self.adjacency is Adjacency.ADD_REMOVE:
+            raise ConfigError("adjacency add-remove is of records: with a client, its noise would go as well")
+        if not self.missing:
+            self._check_cohorts()
+
+    def _check_numbers(self) -> None:
+        limits = {name: (1, most) for name, most in _LIMITS.items()} | {
+            "attempts_per_round": (1, bounds.MOST_ATTEMPTS_PER_ROUND),
+            "draws": (0, 1 << 32),
+            "spare": (0, bounds.MOST_ROUNDS),
+            "bits": (1, MAX_BITS),
+        }
+        for name, (least, most) in limits.items():
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), least, most)
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
             raise ConfigError(f"epsilon must be positive and finite, got {self.epsilon}")
-        if self.delta is not None and not LEAST_DELTA <= self.delta < 1:
-            raise ConfigError(f"delta must be in [{LEAST_DELTA:g}, 1), got {self.delta}")
+        if self.delta is not None and not bounds.LEAST_DELTA <= self.delta < 1:
+            raise ConfigError(f"delta must be in [{bounds.LEAST_DELTA:g}, 1), got {self.delta}")
         if not isinstance(self.clip, str) and not 0 < self.clip < math.inf:
             raise ConfigError(f"clip must be positive and finite, got {self.clip}")
         for name in ("dropouts", "colluders"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be in [0, 1), got {getattr(self, name)}")
-        if self.bits is not None:
-            check_range("bits", self.bits, 1, MAX_BITS)
-        self._check_cohorts()
-
-    def _fill_in_by_unit(self) -> None:
-        """Fill in what follows from the unit: of records the usual adjacency, and that every silo is asked."""
-        of_records, later = self.unit == Unit.RECORD, cast("None", _LATER)
-        if self.adjacency is cast("Adjacency", later):
-            usual = Adjacency.ADD_REMOVE if of_records else Adjacency.REPLACE_ONE
-            object.__setattr__(self, "adjacency", usual)
-        if of_records and self.sampling == Sampling.FIXED:
-            object.__setattr__(self, "sampling", Sampling.NONE)
-        if of_records and self.cohort_size is cast("int", later):
-            object.__setattr__(self, "cohort_size", self.population)
-
-    def _check_no_records(self) -> None:
-        if self.records is not None or self.batch_rate is not None or self.max_silos != 1:
-            raise ConfigError("records, batch_rate and max_silos are for the unit record, got the unit client")
-        if self.adjacency is Adjacency.ADD_REMOVE:
-            raise ConfigError("adjacency add-remove is of records: with a client, its noise would go as well")
 
     def _check_records(self) -> None:
         if self.mechanism is not MechanismName.CENTERED or isinstance(self.clip, str):
@@ -284,11 +218,34 @@ class PrivacyTarget:
                 f"{self.max_participations}"
             )
         if self.records is not None:
-            check_range("records", self.records, 1, MOST_POPULATION)
+            check_range("records", self.records, 1, bounds.MOST_POPULATION)
         if self.batch_rate is not None and not 1 / RATE_STEPS <= self.batch_rate <= 1:
             raise ConfigError(f"batch_rate must be in [2^-32, 1], got {self.batch_rate}")
         if not self.missing:
             check_unit(self.unit, self.adjacency, self.cohort_sampling, self.batches)
+
+    def _check_cohorts(self) -> None:
+        population, cohort, most = self.population, self.cohort_size, self.max_participations
+        if cohort > population:
+            raise ConfigError(f"cohort_size must be at most the population {population}, got {cohort}")
+        blocks = self.rounds + (self.spare or 0)
+        if self.sampling is Sampling.ONCE and blocks * cohort > population:
+            raise ConfigError(
+                f"sampling `once` needs (rounds + spare) x cohort_size <= population: "
+                f"{blocks} x {cohort} > {population}; at most {population // cohort} rounds"
+            )
+        if most is not None and not 1 <= most <= self.max_attempts:
+            raise ConfigError(
+                f"max_participations must be in [1, rounds + spare = {self.max_attempts}], got {shown(most)}"
+            )
+        if self.sampling is Sampling.ONCE and most not in (None, 1):
+            raise ConfigError(f"sampling `once` means one participation, got {most}")
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The fields that are not filled in yet."""
+        needed = (*_LIMITS, "records") if self.unit is Unit.RECORD else tuple(_LIMITS)
+        return tuple(name for name in needed if getattr(self, name) is None)
 
     @property
     def batches(self) -> BatchSampling | None:
@@ -297,43 +254,6 @@ class PrivacyTarget:
             return None
         rate = min(1.0, USUAL_BATCH / self.records) if self.batch_rate is None else self.batch_rate
         return BatchSampling(Fraction(math.floor(Fraction(rate) * RATE_STEPS), RATE_STEPS), self.max_silos)
-
-    def _check_cohorts(self) -> None:
-        if self.missing:
-            return
-        if self.cohort_size > self.population:
-            raise ConfigError(
-                f"cohort_size must be at most the population {self.population}, got {self.cohort_size}"
-            )
-        blocks = self.rounds + (self.spare or 0)
-        if self.sampling is Sampling.ONCE and blocks * self.cohort_size > self.population:
-            raise ConfigError(
-                f"sampling `once` needs (rounds + spare) x cohort_size <= population: "
-                f"{blocks} x {self.cohort_size} > {self.population}; at most "
-                f"{self.population // self.cohort_size} rounds"
-            )
-        if self.max_participations is not None and not 1 <= self.max_participations <= self.max_attempts:
-            raise ConfigError(
-                f"max_participations must be in [1, rounds + spare = {self.max_attempts}], "
-                f"got {shown(self.max_participations)}"
-            )
-        if self.sampling is Sampling.ONCE and self.max_participations not in (None, 1):
-            raise ConfigError(f"sampling `once` means one participation, got {self.max_participations}")
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """The fields that are not filled in yet."""
-        needed = (*_LIMITS, "records") if self.unit is Unit.RECORD else tuple(_LIMITS)
-        return tuple(name for name in needed if getattr(self, name) is None)
-
-    def require_complete(self) -> None:
-        """Refuse a target that lacks what a plan depends on."""
-        if self.missing:
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in self.missing)
-            raise ConfigError(
-                f"a plan needs {', '.join(self.missing)}: state what is missing ({flags} on the command line); `fit` "
-                "fills in what it can count"
-            )
 
     @property
     def fixed_clip(self) -> float:
@@ -385,11 +305,7 @@ class PrivacyTarget:
 
     @property
     def effective_max_participations(self) -> int:
-        """How often one client may contribute: as given, or the least that costs next to nothing.
-
-        An amplified guarantee pays for the chance that a cap binds, so there it is one that hardly ever does; elsewhere
-        at most 1 % of all contributions are lost to it.
-        """
+        """How often one client may contribute: as given, or the least that costs next to nothing."""
         return self.max_participations or _default_cap(self)
 
 
@@ -399,13 +315,16 @@ DEFAULT_TARGET = PrivacyTarget(against=SERVER, sampling=Sampling.ONCE, dropouts=
 
 @lru_cache(maxsize=64)  # a search for the least noise asks again and again
 def _default_cap(target: PrivacyTarget) -> int:
+    """Return the least cap that costs next to nothing.
+
+    An amplified guarantee pays for the chance that a cap binds, so there it is one that hardly ever does; elsewhere
+    at most 1 % of all contributions are lost to it.
+    """
     if target.sampling is Sampling.ONCE:
         return 1
     attempts = target.max_attempts
-    if (
-        target.sampling is Sampling.NONE or target.cohort_size == target.population
-    ):  # everyone is asked in every round
-        return attempts
+    if target.sampling is Sampling.NONE or target.cohort_size == target.population:
+        return attempts  # everyone is asked in every round
     if target.against != RELEASED:
         from scipy.special import bdtrc  # noqa: PLC0415 - slow to load
 

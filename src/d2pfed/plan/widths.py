@@ -27,6 +27,10 @@ _FRACTION_BITS = 8
 _FINEST_FRACTION_BITS = 12  # a table of 4,096 laws; more would not stay in the cache
 _SHORT = 1 << 10  # coordinates: few enough that the finest table costs no time, and a vector at its clip no bias
 _GRID_UNITS = 3  # a coordinate's typical size at the clip, so that rounding to the grid costs under 1 % of it
+_ROTATIONS: dict[RotationName, type[Hadamard] | type[RandomPhase]] = {
+    RotationName.HADAMARD: Hadamard,
+    RotationName.PHASE: RandomPhase,
+}
 
 
 def parts_of(target: PrivacyTarget, steps: float, multiplier: float, contributors: int) -> tuple[Codec, Mechanism]:
@@ -34,10 +38,22 @@ def parts_of(target: PrivacyTarget, steps: float, multiplier: float, contributor
 
     `steps` is the clip in lattice steps, for a mechanism that rounds.
     """
-    if target.mechanism.sized is None:
-        return _centered(target, multiplier, contributors)
-    codec = _codec(target, steps, _FRACTION_BITS)
-    return codec, _mechanism(target, codec, multiplier, contributors)
+    if target.mechanism.sized is not None:
+        codec = _codec(target, steps, _FRACTION_BITS)
+        return codec, _mechanism(target, codec, multiplier, contributors)
+    # A lattice on which each client's noise is as narrow as it may be, which takes the fewest bits. The grid must be
+    # fine beside a vector's coordinates, or rounding to it would swallow them; where its table would grow too large,
+    # the lattice itself becomes finer.
+    least = LEAST_WIDTH if target.unit is Unit.CLIENT else LEAST_SILO_WIDTH
+    steps = least * math.sqrt(contributors) / (2 * multiplier)
+    length = _ROTATIONS[target.rotation](target.dimension).padded
+    wanted = math.ceil(math.log2(_GRID_UNITS * math.sqrt(length) / steps))
+    finer = 1 << max(0, wanted - _FINEST_FRACTION_BITS)
+    if least * finer > MOST_WIDTH:
+        raise too_wide(target.epsilon, target.against, MAX_TABLE_SIGMA >> _FINEST_FRACTION_BITS, least * finer)
+    coarsest = _FINEST_FRACTION_BITS if length <= _SHORT else _FRACTION_BITS
+    codec = _codec(target, steps * finer, min(max(wanted, coarsest), _FINEST_FRACTION_BITS))
+    return codec, Centered(Fraction(least * finer))
 
 
 def finest(target: PrivacyTarget, multiplier: float) -> float:
@@ -66,43 +82,14 @@ def finest_within(ring: Ring, target: PrivacyTarget, multiplier: float, contribu
     raise ConfigError(f"{ring.bits} bits are too few for {target.mechanism} with {target.cohort_size} clients")
 
 
-def _centered(target: PrivacyTarget, multiplier: float, contributors: int) -> tuple[Codec, Mechanism]:
-    """Return a lattice on which each client's noise is as narrow as it may be, which takes the fewest bits.
-
-    The grid must be fine beside a vector's coordinates, or rounding to it would swallow them; where its table would
-    grow too large, the lattice itself becomes finer.
-    """
-    least = LEAST_WIDTH if target.unit is Unit.CLIENT else LEAST_SILO_WIDTH
-    steps = least * math.sqrt(contributors) / (2 * multiplier)
-    length = _rotation(target).padded
-    wanted = math.ceil(math.log2(_GRID_UNITS * math.sqrt(length) / steps))
-    finer = 1 << max(0, wanted - _FINEST_FRACTION_BITS)
-    if least * finer > MOST_WIDTH:
-        raise too_wide(target.epsilon, target.against, MAX_TABLE_SIGMA >> _FINEST_FRACTION_BITS, least * finer)
-    coarsest = _FINEST_FRACTION_BITS if length <= _SHORT else _FRACTION_BITS
-    codec = _codec(target, steps * finer, min(max(wanted, coarsest), _FINEST_FRACTION_BITS))
-    return codec, Centered(Fraction(least * finer))
-
-
-def _rotation(target: PrivacyTarget) -> Hadamard | RandomPhase:
-    return (
-        Hadamard(target.dimension) if target.rotation is RotationName.HADAMARD else RandomPhase(target.dimension)
-    )
-
-
 def _codec(target: PrivacyTarget, steps: float, fraction_bits: int) -> Codec:
     """Return the codec whose clip is `steps` lattice steps, rounded down to the grid."""
     radius = math.floor(steps * (1 << fraction_bits))
     if radius < 1:
         raise ConfigError(f"epsilon {target.epsilon:g} needs noise so wide that the clip is below the grid")
-    clip = target.fixed_clip
+    clip, rotation = target.fixed_clip, _ROTATIONS[target.rotation](target.dimension)
     granularity = clip * (1 << fraction_bits) / radius
-    codec = Codec(
-        rotation=_rotation(target),
-        clip=clip,
-        granularity=granularity,
-        fraction_bits=fraction_bits,
-    )
+    codec = Codec(rotation=rotation, clip=clip, granularity=granularity, fraction_bits=fraction_bits)
     if codec.grid_radius < radius:  # the quotient's last bit fell the wrong way
         codec = replace(codec, granularity=math.nextafter(granularity, 0))
     return codec
@@ -147,12 +134,10 @@ def wrap_probability(
     return min(1.0, 2 * codec.length * math.exp(min(0.0, slope * (slope * proxy / 2 - reach) + excess)))
 
 
-def noise_width(codec: Codec, mechanism: Mechanism) -> float:
-    """Return the standard deviation of one client's own noise, in steps; of the whole noise where one adds it all."""
-    return math.sqrt(mechanism.noise(codec, 1).sum_variance)
+def noise_width(codec: Codec, mechanism: Mechanism) -> tuple[float, int]:
+    """Return the standard deviation of one client's own noise, in steps, and the most that a sampler's table holds.
 
-
-def widest(codec: Codec, mechanism: Mechanism) -> int:
-    """Return the widest noise that a sampler's table holds: it has a row for each fraction of a step it rounds."""
+    Of the whole noise, where one client adds it all. A table has a row for each fraction of a step that it rounds.
+    """
     rows = 1 << codec.fraction_bits if isinstance(mechanism, Centered) else 1
-    return MAX_TABLE_SIGMA // rows
+    return math.sqrt(mechanism.noise(codec, 1).sum_variance), MAX_TABLE_SIGMA // rows

@@ -1,52 +1,161 @@
-"""The server half of a round: attempts, each charged before it can reveal anything, until one succeeds."""
+"""The server half of a round: exchanges over any transport, in attempts, each charged before it can reveal anything."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from d2pfed.accounting import Release, Sampling
-from d2pfed.errors import ConfigError, TooFewClients, VoidStep
-from d2pfed.ledger import RunPlan
+from d2pfed.accounting import Sampling
+from d2pfed.errors import ConfigError, PeerError, TooFewClients, VoidStep
+from d2pfed.ledger import Ledger, RunPlan
 from d2pfed.noise.clipping import ClipStep
 from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
-from d2pfed.round.gathering import Collected
 from d2pfed.round.participant import require_clip
 from d2pfed.round.session import Attempt, AttemptBinding, delivery_of, rotation_seed
-from d2pfed.secagg import Delivery
+from d2pfed.secagg import (
+    Advertising,
+    Confirming,
+    Delivery,
+    Exchange,
+    Position,
+    Roster,
+    ServerPhase,
+    Session,
+    Sum,
+    collect,
+)
+from d2pfed.secagg.draws import Opening
 from d2pfed.secagg.pairwise.graph import Consistency
 
 FEWEST = 2  # clients of a cohort that one can hide among
-
-
 B = TypeVar("B", bound=AttemptBinding)
+Refused = Callable[[int, PeerError], None]  # hears of each answer that does not count, and why
+Remember = Callable[[Mapping[int, Position]], None]  # hears where clients stand
 
 
-class ReleaseLedger(Protocol):
-    """Where an attempt is counted, under the charge of its run, before it can reveal anything."""
+class Collected(Protocol):
+    """Masked vectors of one attempt, summed and not yet opened."""
 
-    def reserve(self, release: Release) -> object:
-        """Count an attempt and the worst that it may release; refuses one that has a row."""
-        ...
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """The clients whose vector is in the sum."""
 
-    def commit(self, release: Release) -> object:
-        """Record what unmasking will release."""
-        ...
+    def unmask(self) -> Sum:
+        """Open the sum; raises TooFewClients if too few help."""
 
-    def void(self, run: str, number: int, attempt: int) -> object:
-        """Take back an attempt in which nothing can be unmasked any more."""
-        ...
 
-    def require_plan(self, run: str, plan: bytes) -> None:
-        """Refuse a plan, by its digest, that is not the one a run was charged for."""
-        ...
+@dataclass(frozen=True, slots=True)
+class MaskedSum:
+    """A sum behind the clients' masks, which the fourth exchange opens."""
 
-    def participations(self, run: str, clients: Iterable[int]) -> Mapping[int, int]:
-        """Return in how many attempts of a run that were not void each client took part."""
-        ...
+    survivors: tuple[int, ...]
+    confirming: Confirming
+    exchange: Exchange
+    refused: Refused
+
+    def unmask(self) -> Sum:
+        """Ask the survivors to open the masks."""
+        run_exchange(self.confirming, self.exchange, self.refused)
+        unmasking = self.confirming.close()
+        run_exchange(unmasking, self.exchange, self.refused)
+        return unmasking.close()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSum:
+    """A sum that needs no unmasking; `require` refuses it where the protocol could not have opened it."""
+
+    survivors: tuple[int, ...]
+    vector: RingVector = field(repr=False)
+    require: Callable[[], None] = lambda: None
+
+    def unmask(self) -> Sum:
+        """Return the sum; raises TooFewClients where too few would have helped."""
+        self.require()
+        return Sum(self.vector, ())
+
+
+class Machine(Protocol):
+    """The client's side of an attempt, in this process."""
+
+    def receive(self, request: bytes, /) -> bytes | None:
+        """Return the answer to a request; None counts as dropped out."""
+
+
+@dataclass(frozen=True, slots=True)
+class InProcess:
+    """The transport to clients in this process, whose machines are made when they are first asked."""
+
+    join: Callable[[int], Machine]
+    left: Callable[[Mapping[int, bytes]], Iterable[int]] = (
+        iter  # from requests to those who answer, in their order
+    )
+    machines: dict[int, Machine] = field(default_factory=dict)
+
+    def exchange(self, requests: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
+        """Hand each request to its client and yield the answers of those who are left."""
+        for client in self.left(requests):
+            if client not in self.machines:
+                self.machines[client] = self.join(client)
+            answer = self.machines[client].receive(requests[client])
+            if answer is not None:
+                yield client, answer
+
+
+def ignore(*_told: object) -> None:
+    """Remember nobody's position; count who answered badly as dropped out, and say no more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invite:
+    """What the server brings to an attempt of enrolled clients."""
+
+    roster: Roster | None = None
+    opening: Opening | None = None  # proof of the draw, where cohorts are drawn verifiably
+    remembered: Mapping[int, Position] = field(default_factory=dict)  # where the server has met each client last
+    remember: Remember = ignore  # takes the positions of all that joined, whatever becomes of the attempt
+    excluded: Collection[int] = ()  # clients that were found to cheat in this run: they count as dropped out
+
+
+NOBODY_ENROLLED = Invite()
+
+
+def gather(
+    session: Session,
+    model: bytes,
+    exchange: Exchange,
+    *,
+    task: bytes = b"",
+    invite: Invite = NOBODY_ENROLLED,
+    refused: Refused = ignore,
+) -> MaskedSum:
+    """Run the first three exchanges of the protocol; raises TooFewClients with those who are left.
+
+    `task` is all that decides what is trained beside the model, `with_clip` puts a round's clip before it; clients
+    that were told otherwise add only noise.
+    """
+    opening, remembered = invite.opening, invite.remembered
+    advertising = Advertising(
+        session, invite.roster, opening=opening, remembered=remembered, excluded=invite.excluded
+    )
+    run_exchange(advertising, exchange, refused)
+    invite.remember(advertising.positions)
+    sharing = advertising.close()
+    run_exchange(sharing, exchange, refused)
+    masking = sharing.close(task, model)
+    run_exchange(masking, exchange, refused)
+    confirming = masking.close()
+    return MaskedSum(confirming.survivors, confirming, exchange, refused)
+
+
+def run_exchange(phase: ServerPhase, exchange: Exchange, refused: Refused) -> None:
+    """Run one exchange of a phase, and tell who answered badly."""
+    for client, error in collect(phase, exchange).items():
+        refused(client, error)
 
 
 class Attempts(Protocol[B]):
@@ -54,15 +163,12 @@ class Attempts(Protocol[B]):
 
     def draw(self, attempt: Attempt) -> tuple[int, ...]:
         """Return the sorted cohort: after a charged attempt a fresh one, after a void one it may be the same again."""
-        ...
 
     def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> B:
         """Return the session of an attempt, bound to the plan and, where there is one, to a roster and its draw."""
-        ...
 
     def collect(self, session: B, model: FloatVector, participations: Mapping[int, int]) -> Collected:
         """Gather a session's vectors, trained from a model; each client has taken part so often before."""
-        ...
 
 
 @runtime_checkable
@@ -71,7 +177,6 @@ class ClippedAttempts(Protocol[B]):
 
     def with_clip(self, clip: float) -> Attempts[B]:
         """Return the attempts of a round with this clip."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +213,7 @@ def aggregate(
     first: Attempt,
     model: FloatVector,
     attempts: Attempts[B],
-    ledger: ReleaseLedger,
+    ledger: Ledger,
     *,
     clip: float | None = None,
 ) -> Outcome:
@@ -134,6 +239,7 @@ def aggregate(
     run, number = first.run, first.round
     ledger.require_plan(run, plan.digest)
     attempts = _clipped(plan, attempts, clip)
+    may_shrink = delivery_of(plan) is Delivery.EVERYONE and plan.consistency is Consistency.ASSUMED
     left: tuple[int, ...] = ()  # after a void attempt in which every vector counts
     for attempt in (Attempt(run, number, each) for each in range(first.number, plan.attempts_per_round)):
         cohort = attempts.draw(attempt)
@@ -149,7 +255,8 @@ def aggregate(
         except TooFewClients as lack:
             if not plan.uses_standing_keys:  # where vectors were sent, they stay charged
                 ledger.void(run, number, attempt.number)
-            if _may_shrink(plan) and len(lack.left) > 1:
+            # With fewer than planned only where no client has checked the size, and every vector counts.
+            if may_shrink and len(lack.left) > 1:
                 left = lack.left
             continue
         survivors = collected.survivors
@@ -184,12 +291,7 @@ def _outcome(plan: Plan, mean: FloatVector, clip: float | None, attempt: int, su
     return Outcome(mean[:-1] * np.float32(clip), attempt, survivors, clipping)
 
 
-def _may_shrink(plan: Plan) -> bool:
-    """Say whether an attempt goes on with fewer clients than planned: nobody signed has checked it for them."""
-    return delivery_of(plan) is not Delivery.QUORUM and plan.consistency is Consistency.ASSUMED
-
-
-def _participations(plan: Plan, run: str, cohort: tuple[int, ...], ledger: ReleaseLedger) -> dict[int, int]:
+def _participations(plan: Plan, run: str, cohort: tuple[int, ...], ledger: Ledger) -> dict[int, int]:
     """Return how often each of a cohort has contributed; a client at its cap sends zero and its noise."""
     participations = dict(ledger.participations(run, cohort))
     if plan.sampling.method is Sampling.ONCE and (used := [client for client in cohort if participations[client]]):

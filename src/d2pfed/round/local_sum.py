@@ -8,11 +8,11 @@ import numpy as np
 
 from d2pfed.accounting import is_amplified
 from d2pfed.errors import ConfigError
+from d2pfed.ledger import Ledger
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan
-from d2pfed.round.aggregation import FEWEST, ReleaseLedger, aggregate
-from d2pfed.round.gathering import Collected, InProcess, OpenSum, gather
+from d2pfed.round.aggregation import FEWEST, Collected, InProcess, OpenSum, aggregate, gather
 from d2pfed.round.participant import Participant, Update, require_fixed_clip
 from d2pfed.round.session import Attempt, session_of
 from d2pfed.secagg import Client, Delivery, Session
@@ -30,7 +30,7 @@ def local_sum(
     plan: Plan,
     first: Attempt,
     vectors: Mapping[int, Update],
-    ledger: ReleaseLedger,
+    ledger: Ledger,
     entropy: Entropy,
     *,
     fidelity: Fidelity = Fidelity.PROTOCOL,

@@ -1,17 +1,14 @@
 """What the protocol of an attempt is bound to."""
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Protocol
 
 from d2pfed.errors import PeerError
 from d2pfed.noise.mechanisms import Shared
 from d2pfed.numerics.randomness import digest
-from d2pfed.numerics.ring import Ring
 from d2pfed.plan import Plan
-from d2pfed.secagg import Delivery, Roster, Session
+from d2pfed.secagg import Delivery, Roster, Session, standing
 from d2pfed.secagg.pairwise.graph import Consistency
-from d2pfed.secagg.pairwise.session import NO_ROSTER
+from d2pfed.secagg.roster import NO_ROSTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,52 +20,8 @@ class Attempt:
     number: int
 
 
-class AttemptBinding(Protocol):
-    """What an attempt's vectors are encoded for, and its sum decoded by: a session, or a step with standing keys."""
-
-    @property
-    def plan_digest(self) -> bytes:
-        """The digest of the plan."""
-        ...
-
-    @property
-    def run(self) -> str:
-        """The run's name."""
-        ...
-
-    @property
-    def round(self) -> int:
-        """The number of the round."""
-        ...
-
-    @property
-    def attempt(self) -> int:
-        """The number of the attempt."""
-        ...
-
-    @property
-    def digest(self) -> bytes:
-        """What is fresh for every attempt and cohort."""
-        ...
-
-    @property
-    def cohort(self) -> tuple[int, ...]:
-        """Who takes part."""
-        ...
-
-    @property
-    def ring(self) -> Ring:
-        """The ring of the sum."""
-        ...
-
-    @property
-    def dimension(self) -> int:
-        """The length of a vector."""
-        ...
-
-    def rank(self, client: int) -> int:
-        """Return a client's place in the cohort."""
-        ...
+# What an attempt's vectors are encoded for, and its sum decoded by: a session, or a step with standing keys.
+AttemptBinding = Session | standing.Step
 
 
 def session_of(
@@ -85,24 +38,23 @@ def session_of(
     A signed cohort has the planned size, for which its clients have checked quorum and graph. Otherwise one of another
     size is a complete graph: where an earlier attempt left fewer although all must deliver.
     """
-    return _session(plan, attempt, cohort, (NO_ROSTER if roster is None else roster.digest, draw, block))
+    enrolled = NO_ROSTER if roster is None else roster.digest
+    return _session(plan, attempt, cohort, roster_digest=enrolled, draw=draw, block=block)
 
 
 def sketch_of(plan: Plan) -> Session:
     """Return a session of the plan with clients that do not exist, for its sizes alone."""
     roster = digest("sketch") if plan.consistency is Consistency.SIGNED else NO_ROSTER
-    return _session(plan, Attempt("sketch", 0, 0), tuple(range(plan.cohort_size)), (roster, 0, 0))
+    return _session(plan, Attempt("sketch", 0, 0), tuple(range(plan.cohort_size)), roster_digest=roster)
 
 
-def _session(plan: Plan, attempt: Attempt, cohort: tuple[int, ...], drawn: tuple[bytes, int, int]) -> Session:
-    roster_digest, draw, block = drawn
+def _session(
+    plan: Plan, attempt: Attempt, cohort: tuple[int, ...], *, roster_digest: bytes, draw: int = 0, block: int = 0
+) -> Session:
     size, delivery = len(cohort), delivery_of(plan)
-    planned = size == plan.cohort_size
-    is_signed = plan.consistency is Consistency.SIGNED
-    if is_signed or delivery is Delivery.QUORUM:
+    is_planned = size == plan.cohort_size
+    if plan.consistency is Consistency.SIGNED or delivery is Delivery.QUORUM:
         require_planned_size(plan, size)
-    threshold = plan.threshold if planned else max(size // 2 + 1, plan.colluders + 1)
-    quorum = size if delivery is Delivery.EVERYONE else plan.quorum
     return Session(
         plan_digest=plan.digest,
         run=attempt.run,
@@ -114,9 +66,9 @@ def _session(plan: Plan, attempt: Attempt, cohort: tuple[int, ...], drawn: tuple
         cohort=cohort,
         dimension=plan.codec.length,
         bits=plan.ring.bits,
-        degree=plan.neighbours if planned else size - 1,
-        threshold=threshold,
-        quorum=quorum,
+        degree=plan.neighbours if is_planned else size - 1,
+        threshold=plan.threshold if is_planned else max(size // 2 + 1, plan.colluders + 1),
+        quorum=size if delivery is Delivery.EVERYONE else plan.quorum,
         colluders=plan.colluders,
         delivery=delivery,
         consistency=plan.consistency,
@@ -136,9 +88,4 @@ def delivery_of(plan: Plan) -> Delivery:
 
 def rotation_seed(session: AttemptBinding) -> bytes:
     """Return the public seed of an attempt's rotation: both sides know it, so it travels in no message."""
-    return _rotation_seed(session.plan_digest, session.run, session.round, session.attempt)
-
-
-@lru_cache(maxsize=4)  # every client of an attempt asks for it
-def _rotation_seed(plan_digest: bytes, run: str, number: int, attempt: int) -> bytes:
-    return digest("rotation", plan_digest, run, number, attempt)
+    return digest("rotation", session.plan_digest, session.run, session.round, session.attempt)

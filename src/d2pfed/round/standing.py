@@ -1,24 +1,18 @@
-"""The server half of standing keys: epochs, and one exchange for each attempt, over any transport."""
+"""Standing keys: the server's epochs with one exchange for each attempt, and a silo whose keys live in this process."""
 
+import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from d2pfed.errors import ConfigError, TooFewClients, VoidStep
-from d2pfed.noise.clipping import with_clip
-from d2pfed.noise.codec import FloatVector
+from d2pfed.errors import ConfigError, PeerError, TooFewClients, VoidStep
 from d2pfed.plan import Plan, require_standing
-from d2pfed.round.gathering import OpenSum, Refused, Remember, forget, ignore, run_exchange
+from d2pfed.round.aggregation import OpenSum, Refused, Remember, ignore, run_exchange
 from d2pfed.round.session import Attempt
-from d2pfed.round.standing_silo import epoch_of
-from d2pfed.secagg import (
-    Exchange,
-    Position,
-    Roster,
-    StandingAdvertising,
-    StandingCollecting,
-    StandingEpoch,
-    StandingStep,
-)
+from d2pfed.secagg import Exchange, Position, Roster, standing
+from d2pfed.secagg.standing import Advertising, Collecting, Epoch, ReadyEpoch, State, Step
+
+_T = TypeVar("_T")
 
 # Asks these silos whether they are there; of those who answer, whether they hold keys of an epoch (by its digest).
 AskPresence = Callable[[Collection[int], bytes], Mapping[int, bool]]
@@ -30,6 +24,36 @@ ASSUMPTIONS = (
 )
 
 
+def can_stand(plan: Plan) -> bool:
+    """Say whether standing keys can carry a plan; the main protocol carries those of fewer or more silos."""
+    try:
+        require_standing(plan, plan.sampling.population)
+    except ConfigError:
+        return False
+    return True
+
+
+def epoch_of(
+    plan: Plan, run: str, roster: Roster, silos: tuple[int, ...], *, epoch: int = 0, first: int = 0
+) -> Epoch:
+    """Return the epoch of a run that begins at a step, between these silos."""
+    require_standing(plan, len(roster.clients))
+    return Epoch(
+        plan_digest=plan.digest,
+        run=run,
+        epoch=epoch,
+        first=first,
+        roster_digest=roster.digest,
+        cohort=silos,
+        dimension=plan.codec.length,
+        bits=plan.ring.bits,
+        quorum=plan.quorum,
+        colluders=plan.colluders,
+        rounds=plan.rounds,
+        attempts=plan.attempts_per_round,
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class StandingRun:
     """The epochs of one run, as the server sees them.
@@ -37,16 +61,6 @@ class StandingRun:
     Presence is asked for only after a void attempt: who does not answer is left out until it is back, and one that is
     there without keys makes a new epoch necessary. One that says that it is there and then sends no vector, twice in a
     row, is not asked again: every void attempt costs all others.
-
-    Attributes:
-        exchange: carries requests to silos and answers back.
-        presence: asks silos whether they are there.
-        remembered: where the server has met each silo last; `remember` takes what is new.
-        refused: hears of each answer that does not count.
-        attempts, void: how many steps were asked for, and how many of them were void. All are charged.
-        epochs: the number of the next epoch. Silos take part in epochs with rising numbers only, so it must survive
-            this process: `note_epochs` takes it before an invitation leaves.
-        failing: silos that are not asked any more.
     """
 
     plan: Plan
@@ -55,15 +69,17 @@ class StandingRun:
     silos: tuple[int, ...]
     exchange: Exchange
     presence: AskPresence
-    remembered: dict[int, Position] = field(default_factory=dict)
-    remember: Remember = forget
+    remembered: dict[int, Position] = field(default_factory=dict)  # where the server has met each silo last
+    remember: Remember = ignore  # takes what is new of that
     refused: Refused = ignore
-    attempts: int = 0
-    void: int = 0
+    attempts: int = 0  # steps that were asked for: all are charged
+    void: int = 0  # steps that were void
+    # The number of the next epoch. Silos take part in epochs with rising numbers only, so it must survive this
+    # process: `note_epochs` takes it before an invitation leaves.
     epochs: int = 0
-    note_epochs: Callable[[int], None] = lambda _number: None
-    failing: set[int] = field(default_factory=set)
-    _current: StandingEpoch | None = None
+    note_epochs: Callable[[int], None] = ignore
+    failing: set[int] = field(default_factory=set)  # silos that are not asked any more
+    _current: ReadyEpoch | None = None
     _away: frozenset[int] = frozenset()
     _vouched: frozenset[int] = frozenset()  # missed the last step, and said since that they are there
 
@@ -79,24 +95,29 @@ class StandingRun:
         invited = tuple(sorted(self._wanted))
         self._vouched = frozenset()
         if self._current is not None and self.void and self._left(self._current) != self._wanted:
-            missing = self._away
-            invited, is_enough = self._look(self._current)
+            current, missing = self._current, self._away
+            there = self.presence(sorted(self._wanted), current.epoch.digest)
+            invited, ready = tuple(sorted(there)), set(current.members)
+            self._away = frozenset(ready - {client for client, has_keys in there.items() if has_keys})
             if attempt.number:
                 self._vouched = missing - self._away
-            if not is_enough:
+            # One that was invited to this epoch and did not become ready would not do so in another one made for it.
+            failed = set(current.epoch.cohort) - ready
+            returned = {client for client, has_keys in there.items() if not has_keys} - failed
+            if returned or len(self._left(current)) < self.plan.quorum:
                 self._current = None
         if self._current is None:
             self._set_up(attempt, invited)
         return tuple(sorted(self._left(self._require_current())))
 
-    def step(self, attempt: Attempt, members: tuple[int, ...]) -> StandingStep:
+    def step(self, attempt: Attempt, members: tuple[int, ...]) -> Step:
         """Return the step of an attempt."""
         return self._require_current().step(attempt.round, attempt.number, members)
 
-    def collect(self, step: StandingStep, model: bytes, task: bytes = b"") -> OpenSum:
+    def collect(self, step: Step, model: bytes, task: bytes = b"") -> OpenSum:
         """Run the one exchange of a step; raises VoidStep with those who answered."""
         self.attempts += 1
-        collecting = StandingCollecting(self._require_current().keys, step, task, model)
+        collecting = Collecting(self._require_current().keys, step, task, model)
         run_exchange(collecting, self.exchange, self.refused)
         try:
             return OpenSum(step.cohort, collecting.close())
@@ -106,21 +127,12 @@ class StandingRun:
             self.failing |= self._away & self._vouched
             raise
 
-    def _left(self, current: StandingEpoch) -> set[int]:
+    def _left(self, current: ReadyEpoch) -> set[int]:
         return set(current.members) - self._away - self.failing
 
     @property
     def _wanted(self) -> set[int]:
         return set(self.silos) - self.failing
-
-    def _look(self, current: StandingEpoch) -> tuple[tuple[int, ...], bool]:
-        """Ask who is there, note who is away, and say who is, and whether the current epoch will do for them."""
-        there, ready = self.presence(sorted(self._wanted), current.epoch.digest), set(current.members)
-        self._away = frozenset(ready - {client for client, has_keys in there.items() if has_keys})
-        # One that was invited to this epoch and did not become ready would not do so in another one made for it.
-        failed = set(current.epoch.cohort) - ready
-        returned = {client for client, has_keys in there.items() if not has_keys} - failed
-        return tuple(sorted(there)), not returned and len(self._left(current)) >= self.plan.quorum
 
     def _set_up(self, attempt: Attempt, invited: tuple[int, ...]) -> None:
         if len(invited) < self.plan.quorum:
@@ -130,7 +142,7 @@ class StandingRun:
             epoch = epoch_of(self.plan, self.run, self.roster, invited, epoch=self.epochs, first=first)
             self.epochs += 1
             self.note_epochs(self.epochs)
-            advertising = StandingAdvertising(epoch, self.roster, self.remembered)
+            advertising = Advertising(epoch, self.roster, self.remembered)
             run_exchange(advertising, self.exchange, self.refused)
             self._note(advertising.positions)
             agreeing = advertising.close()
@@ -151,32 +163,47 @@ class StandingRun:
         self.remembered.update(later)
         self.remember(later)
 
-    def _require_current(self) -> StandingEpoch:
+    def _require_current(self) -> ReadyEpoch:
         if self._current is None:
             raise ConfigError("no epoch was set up")
         return self._current
 
 
-@dataclass(frozen=True, slots=True)
-class StandingAttempts:
-    """The attempts of a run with standing keys, as `aggregate` takes them."""
+@dataclass(slots=True)
+class StandingMemory:
+    """A silo's state in this process: gone with it."""
 
-    standing: StandingRun
-    task: bytes = b""
-    clip: float | None = None
+    state: State | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def with_clip(self, clip: float) -> "StandingAttempts":
-        """Return the attempts of a round with this clip."""
-        return StandingAttempts(self.standing, self.task, clip)
+    def read(self) -> State | None:
+        """Return the state."""
+        return self.state
 
-    def draw(self, attempt: Attempt) -> tuple[int, ...]:
-        """Return the members: all silos that are there."""
-        return self.standing.members(attempt)
+    def advance(self, move: Callable[[State], tuple[State, _T]]) -> _T:
+        """Replace the state by the one that `move` makes of it."""
+        with self._lock:
+            if self.state is None:
+                raise PeerError("this silo has no standing keys")
+            self.state, result = move(self.state)
+            return result
 
-    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> StandingStep:
-        """Return the step of an attempt."""
-        return self.standing.step(attempt, cohort)
 
-    def collect(self, session: StandingStep, model: FloatVector, _participations: Mapping[int, int]) -> OpenSum:
-        """Gather the members' vectors; each silo counts its own."""
-        return self.standing.collect(session, model.tobytes(), with_clip(self.task, self.clip))
+@dataclass(slots=True)
+class StandingSteps:
+    """The steps that a silo in this process has sent a vector in: at most so many, each once."""
+
+    most: int
+    charged: set[int] = field(default_factory=set)
+
+    def charge(self, step: Step) -> None:
+        """Count a step; refuse one that was counted, and every step once all participations are used.
+
+        A silo at its cap refuses: nothing is sampled here, so that it is missing tells nothing but its count.
+        """
+        standing.require_charge_once(self.charged, step.number)
+        if len(self.charged) >= self.most:
+            raise PeerError(
+                f"this silo has sent {len(self.charged)} vectors in this run, its plan allows {self.most}"
+            )
+        self.charged.add(step.number)

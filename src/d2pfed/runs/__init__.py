@@ -1,6 +1,6 @@
 """The driver of a run: resume, round, record, checkpoint, conclude, report."""
 
-from d2pfed.runs.directory import Checkpoint, RunDirectory, open_ledger
+from d2pfed.runs.directory import Checkpoint, RunDirectory
 from d2pfed.runs.records import (
     ArrayShape,
     End,
@@ -10,18 +10,14 @@ from d2pfed.runs.records import (
     RunSummary,
     TrainingAudit,
 )
-from d2pfed.runs.run import Evaluator, Federation, Listener, Means, Run, StopRule, named_arrays, open_run
+from d2pfed.runs.run import Listener, Run, open_run
 
 __all__ = [
     "RunSettings",
     "ArrayShape",
     "open_run",
     "Run",
-    "Federation",
-    "Means",
-    "Evaluator",
     "Listener",
-    "StopRule",
     "RoundRecord",
     "ExchangeRecord",
     "RunSummary",
@@ -29,6 +25,4 @@ __all__ = [
     "End",
     "RunDirectory",
     "Checkpoint",
-    "open_ledger",
-    "named_arrays",
 ]

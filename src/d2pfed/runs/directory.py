@@ -4,10 +4,9 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from safetensors import SafetensorError, safe_open
@@ -51,31 +50,39 @@ class RunDirectory:
     @staticmethod
     def open(path: Path, settings: str) -> "RunDirectory":
         """Open a run, new or begun with the same settings; refuse other settings and a second process."""
-        try:
-            _make_durably(path)
-            with ExitStack() as undo:
+        file = path / "settings.json"
+        with ExitStack() as undo:
+            try:
+                # Each folder is entered in its parent for good: with it a run's ledger would go.
+                missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+                path.mkdir(parents=True, exist_ok=True)
+                for folder in reversed(missing):
+                    sync_directory(folder.parent)
                 lock = undo.enter_context(opened_for_lines(path / "lock"))
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                run = RunDirectory(path, undo.pop_all())
-        except BlockingIOError:
-            raise ConfigError(f"another process is working on the run in {path}") from None
-        except OSError as error:
-            raise ConfigError(f"cannot use the run directory {path}: {error.strerror}") from error
-        try:
-            if not (path / "settings.json").exists():
-                run.replace("settings.json", settings.encode())
-            require_same_settings(path, settings)
-        except BaseException:
-            run.close()
-            raise
-        return run
+            except BlockingIOError:
+                raise ConfigError(f"another process is working on the run in {path}") from None
+            except OSError as error:
+                raise ConfigError(f"cannot use the run directory {path}: {error.strerror}") from error
+            run = RunDirectory(path, undo)
+            if not file.exists():
+                run.replace(file.name, settings.encode())
+            with _explained(file):
+                begun = file.read_text("utf-8")
+            if begun != settings:
+                try:
+                    changed = _differences(json.loads(begun), json.loads(settings))
+                except (ValueError, RecursionError) as error:
+                    raise DamagedFile(f"{file} is damaged: {error}") from error
+                raise ConfigError(
+                    f"the run in {path} was begun with other settings: {changed}; choose another name"
+                )
+            return RunDirectory(path, undo.pop_all())
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -90,9 +97,19 @@ class RunDirectory:
         file = self.path / "identity"
         with _explained(file):
             if not file.exists():
-                self._make_identity(file)
-            with file.open("rb") as opened:
-                content, inode = opened.read(), os.fstat(opened.fileno()).st_ino
+                draft = self.path / ".identity.new"
+                draft.unlink(missing_ok=True)
+                descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+                with os.fdopen(descriptor, "wb") as opened:
+                    opened.write(Entropy.system().stream().bytes(_NAME_BYTES + KEY_BYTES))
+                    opened.write(os.fstat(descriptor).st_ino.to_bytes(_INODE_BYTES, "little"))
+                    opened.write(os.fsencode(file.resolve()))
+                    opened.flush()
+                    os.fsync(descriptor)
+                draft.replace(file)
+                sync_directory(self.path)
+            with file.open("rb") as stored:
+                content, inode = stored.read(), os.fstat(stored.fileno()).st_ino
         least = _NAME_BYTES + KEY_BYTES + _INODE_BYTES
         if len(content) <= least:
             raise DamagedFile(f"{file} is damaged: it must have more than {least} bytes, got {len(content)}")
@@ -104,19 +121,6 @@ class RunDirectory:
         secret = content[_NAME_BYTES : _NAME_BYTES + KEY_BYTES]
         return Identity(content[:_NAME_BYTES].hex(), Entropy(secret, is_replayed=False))
 
-    def _make_identity(self, file: Path) -> None:
-        draft = self.path / ".identity.new"
-        draft.unlink(missing_ok=True)
-        descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.write(Entropy.system().stream().bytes(_NAME_BYTES + KEY_BYTES))
-            opened.write(os.fstat(descriptor).st_ino.to_bytes(_INODE_BYTES, "little"))
-            opened.write(os.fsencode(file.resolve()))
-            opened.flush()
-            os.fsync(descriptor)
-        draft.replace(file)
-        sync_directory(self.path)
-
     def replace(self, name: str, content: bytes) -> None:
         """Write a file so that a crash leaves the old one or the new one, never a part."""
         with _explained(self.path / name):
@@ -124,14 +128,11 @@ class RunDirectory:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Keep the state after a round."""
-        notes = {
-            "rounds": str(checkpoint.state.rounds),
-            "ledger": checkpoint.head,
-            "checksum": _checksum(checkpoint),
-        }
-        if checkpoint.state.clip is not None:
-            notes["clip"] = checkpoint.state.clip.hex()
-        arrays = {name: getattr(checkpoint.state, name) for name in _ARRAYS}
+        state = checkpoint.state
+        notes = {"rounds": str(state.rounds), "ledger": checkpoint.head, "checksum": _checksum(checkpoint)}
+        if state.clip is not None:
+            notes["clip"] = state.clip.hex()
+        arrays = {name: getattr(state, name) for name in _ARRAYS}
         self.replace("checkpoint.safetensors", save(arrays, notes))
 
     def load(self) -> Checkpoint | None:
@@ -163,7 +164,8 @@ class RunDirectory:
         if not file.exists():
             return None
         try:
-            return Head.decode(_read_text(file))
+            with _explained(file):
+                return Head.decode(file.read_text("utf-8"))
         except LedgerError as error:
             raise DamagedFile(f"{file} is damaged: {error}") from error
 
@@ -184,21 +186,14 @@ class RunDirectory:
         file = self.path / "metrics.jsonl"
         with _explained(file):
             lines = file.read_bytes().decode(errors="replace").splitlines() if file.exists() else []
-        kept = {number: line for line in lines if (number := _round_of(line)) is not None and number <= rounds}
+        kept = {}
+        for line in lines:
+            with suppress(ValueError, RecursionError):
+                record = json.loads(line)
+                number = record.get("round") if isinstance(record, dict) else None
+                if isinstance(number, int) and 1 <= number <= rounds:
+                    kept[number] = line
         self.replace("metrics.jsonl", "".join(kept[number] + "\n" for number in sorted(kept)).encode())
-
-
-def require_same_settings(path: Path, settings: str) -> None:
-    """Refuse to go on with a run that was begun with other settings."""
-    file = path / "settings.json"
-    begun = _read_text(file)
-    if begun == settings:
-        return
-    try:
-        changed = _differences(json.loads(begun), json.loads(settings))
-    except (ValueError, RecursionError) as error:
-        raise DamagedFile(f"{file} is damaged: {error}") from error
-    raise ConfigError(f"the run in {path} was begun with other settings: {changed}; choose another name")
 
 
 def open_ledger(
@@ -253,29 +248,6 @@ def _checksum(checkpoint: Checkpoint) -> str:
     parts = [part for array in arrays for part in (str(array.dtype), str(array.shape), array.tobytes())]
     clip = () if state.clip is None else (state.clip.hex(),)
     return digest("d2pfed checkpoint", state.rounds, checkpoint.head, *parts, *clip).hex()
-
-
-def _round_of(line: str) -> int | None:
-    """Return the round that a line of metrics is about; None if it is no such line."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    number = record.get("round") if isinstance(record, dict) else None
-    return number if isinstance(number, int) and number >= 1 else None
-
-
-def _make_durably(path: Path) -> None:
-    """Make a directory and those above it, each entered in its parent for good: with it a run's ledger would go."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for folder in reversed(missing):
-        sync_directory(folder.parent)
-
-
-def _read_text(file: Path) -> str:
-    with _explained(file):
-        return file.read_text("utf-8")
 
 
 @contextmanager

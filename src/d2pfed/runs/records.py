@@ -25,31 +25,18 @@ class ArrayShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Everything that decides a run; the same settings resume it, others are refused.
+    """Everything that decides a run; the same settings resume it, others are refused."""
 
-    Attributes:
-        title: what is trained, in a few words.
-        data: what the data are.
-        target: what was asked for; None if a plan was given instead, or nothing is private.
-        rounds: how many rounds are planned.
-        optimizer: how the server moves the model.
-        arrays: the model's arrays, in the order of the flat vector.
-        seed: None for the system's entropy; a number repeats the run and protects nobody.
-        stop_is_blind: whether the run, if it stops early, does so for nothing that it has shown.
-        is_deployed: whether clients elsewhere remember the run, so that its name must be its own among all servers.
-        details: what else decides it, as frozen values: the task, local training, the population.
-    """
-
-    title: str
-    data: str
-    target: PrivacyTarget | None
+    title: str  # what is trained, in a few words
+    data: str  # what the data are
+    target: PrivacyTarget | None  # None if a plan was given instead, or nothing is private
     rounds: int
-    optimizer: ServerOptimizer
-    arrays: tuple[ArrayShape, ...]
-    seed: int | None = None
-    stop_is_blind: bool = False
-    is_deployed: bool = False
-    details: object = None
+    optimizer: ServerOptimizer  # how the server moves the model
+    arrays: tuple[ArrayShape, ...]  # of the model, in the order of the flat vector
+    seed: int | None = None  # None: the system's entropy; a number repeats the run and protects nobody
+    stop_is_blind: bool = False  # whether the run, if it stops early, does so for nothing that it has shown
+    is_deployed: bool = False  # clients elsewhere remember the run: its name must be its own among all servers
+    details: object = None  # what else decides it, as frozen values: the task, local training, the population
 
 
 class End(StrEnum):
@@ -132,33 +119,20 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingAudit:
-    """Lower bounds on epsilon from canaries, clients or records, in a run with the same settings.
+    """Lower bounds on epsilon from canaries, clients or records, in a run with the same settings."""
 
-    Attributes:
-        observer: who guessed.
-        claimed: the plan's epsilon against that observer.
-        delta: of both.
-        unit: what a canary is: a client, or a record of a silo.
-        lower: the epsilon that the guesses refute, whatever the mechanism.
-        gaussian: the epsilon that they refute if the trade-off curve is a Gaussian one.
-        confidence: that both bounds hold together.
-        canaries: units with a secret coin; `present` of them may have been in a sum.
-        guesses, correct: coins guessed, and those guessed right, for the larger bound.
-        shows: what this can and cannot show.
-    """
-
-    observer: str
-    claimed: float
+    observer: str  # who guessed
+    claimed: float  # the plan's epsilon against that observer
     delta: float
-    unit: str
-    lower: float
-    gaussian: float
-    confidence: float
-    canaries: int
-    present: int
-    guesses: int
+    unit: str  # what a canary is: a client, or a record of a silo
+    lower: float  # the epsilon that the guesses refute, whatever the mechanism
+    gaussian: float  # the epsilon that they refute if the trade-off curve is a Gaussian one
+    confidence: float  # that both bounds hold together
+    canaries: int  # units with a secret coin
+    present: int  # canaries that may have been in a sum
+    guesses: int  # coins guessed, for the larger bound
     correct: int
-    shows: str
+    shows: str  # what this can and cannot show
 
     def __post_init__(self) -> None:
         if not 0 <= self.correct <= self.guesses <= self.present <= self.canaries:

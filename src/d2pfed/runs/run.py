@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from d2pfed.accounting import Guarantee, account, round_up
@@ -28,9 +28,9 @@ from d2pfed.round import (
     run_plan,
 )
 from d2pfed.runs.directory import Checkpoint, RunDirectory, open_ledger
-from d2pfed.runs.plain import from_json, read_text, to_json
-from d2pfed.runs.records import ArrayShape, End, ExchangeRecord, RoundRecord, RunSettings, RunSummary
-from d2pfed.training import AggregateRound, ServerState, TrainedRound, train
+from d2pfed.runs.json_files import from_json, read_text, to_json
+from d2pfed.runs.records import End, ExchangeRecord, RoundRecord, RunSettings, RunSummary
+from d2pfed.training import ServerState, train
 
 B = TypeVar("B", bound=AttemptBinding)
 
@@ -40,15 +40,14 @@ class Federation(Attempts[B], Protocol[B]):
 
     def exchanges(self) -> tuple[ExchangeRecord, ...]:
         """Return the exchanges of the last round; none where nothing travels."""
-        ...
 
 
+@runtime_checkable
 class Means(Protocol):
     """Clients whose mean is taken in the clear."""
 
     def mean(self, number: int, model: FloatVector) -> Outcome:
         """Return the mean update of a round's cohort."""
-        ...
 
 
 class Evaluator(Protocol):
@@ -56,21 +55,13 @@ class Evaluator(Protocol):
 
     def validate(self, rounds: int, params: FloatVector) -> dict[str, float]:
         """Return the metrics of the model after so many rounds, on data to choose by."""
-        ...
 
     def test(self, params: FloatVector) -> dict[str, float]:
         """Return the metrics of the final model, on data to report on."""
-        ...
 
 
-class Listener(Protocol):
-    """Hears of every round."""
-
-    def __call__(self, record: RoundRecord, /) -> bool:
-        """Return whether to go on."""
-        ...
-
-
+# Hears of every round, and returns whether to go on.
+Listener = Callable[[RoundRecord], bool]
 # From all rounds so far, measured or not, to why the run ends here; an empty text lets it go on.
 StopRule = Callable[[Sequence[RoundRecord]], str]
 
@@ -130,7 +121,7 @@ class Run:
 
     def train(
         self,
-        federation: Federation[B],
+        source: Federation[B] | Means,
         evaluator: Evaluator,
         listen: Listener,
         rounds: int | None = None,
@@ -140,80 +131,43 @@ class Run:
     ) -> RunSummary:
         """Go on from where the run is to its end, its budget's end, or the listener's request to stop.
 
-        `rounds` ends it earlier than planned, to be resumed later. The model is evaluated after every
-        `evaluate_every` rounds and after the last one. `stop` ends the run for good, by what its rounds have shown.
+        `source` has the clients: a federation for a run with a plan, means for one in the clear. `rounds` ends it
+        earlier than planned, to be resumed later. The model is evaluated after every `evaluate_every` rounds and after
+        the last one. `stop` ends the run for good, by what its rounds have shown.
         """
-        plan, ledger = self.plan, self.ledger
-        if plan is None:
-            raise ValueError("a run in the clear has no federation")
-        if ledger is None:
+        if isinstance(source, Means) != (self.plan is None):
+            raise ValueError("a run with a plan is not trained in the clear, nor the other way round")
+        if self.plan is not None and self.ledger is None:
             return self._conclude(self.state, evaluator, End.EXHAUSTED, self.refusal)
-
-        def step(state: ServerState) -> Outcome:
-            number = state.rounds
-            first = ledger.next_attempt(self.name, number)
-            if first >= plan.attempts_per_round:
-                raise BudgetExceeded(f"round {number} was tried {first} times, as often as it may be")
-            attempt = Attempt(self.name, number, first)
-            return aggregate(plan, attempt, state.params, federation, ledger, clip=state.clip)
-
-        return self._drive(
-            step,
-            evaluator,
-            listen,
-            exchanges=federation.exchanges,
-            rounds=rounds,
-            evaluate_every=evaluate_every,
-            stop=stop,
-        )
-
-    def train_in_the_clear(
-        self,
-        means: Means,
-        evaluator: Evaluator,
-        listen: Listener,
-        *,
-        evaluate_every: int = 1,
-        stop: StopRule | None = None,
-    ) -> RunSummary:
-        """Go on without privacy: the same loop, no ledger."""
-        if self.plan is not None:
-            raise ValueError("a run with a plan is not trained in the clear")
-        return self._drive(
-            lambda state: means.mean(state.rounds, state.params),
-            evaluator,
-            listen,
-            exchanges=tuple,
-            rounds=None,
-            evaluate_every=evaluate_every,
-            stop=stop,
-        )
-
-    def _drive(
-        self,
-        step: AggregateRound,
-        evaluator: Evaluator,
-        listen: Listener,
-        *,
-        exchanges: Callable[[], tuple[ExchangeRecord, ...]],
-        rounds: int | None,
-        evaluate_every: int,
-        stop: StopRule | None,
-    ) -> RunSummary:
-        planned = self.settings.rounds
+        planned, plan = self.settings.rounds, self.plan
         last = planned if rounds is None else min(rounds, planned)
+        hides_batches = plan is not None and plan.batches is not None
         state, start, records = self.state, time.monotonic(), self.records()
         if stop is not None and (why := stop(records)):
             return self._conclude(state, evaluator, End.STOPPED, why)
         try:
-            for trained in train(state, self.settings.optimizer, last, step):
+            for trained in train(state, self.settings.optimizer, last, partial(self._step, source)):
                 state = trained.state
                 is_measured = trained.round % evaluate_every == 0 or trained.round == planned
                 metrics = evaluator.validate(trained.round, state.average) if is_measured else {}
-                records.append(self._record(trained, metrics, exchanges(), time.monotonic() - start))
-                self.directory.append(to_json(records[-1]))
+                clipping, clip = trained.clipping, None if plan is None else plan.update_clip
+                record = RoundRecord(
+                    round=trained.round,
+                    metrics=metrics,
+                    charged=trained.round if self.ledger is None else self.ledger.charged(self.name),
+                    survivors=trained.survivors,
+                    attempt=trained.attempt,
+                    update_norm=trained.update_norm,
+                    clip=clip if clipping is None else clipping.clip,
+                    fraction_clipped=None if clipping is None else 1 - clipping.within,
+                    upload_bytes=self._upload_bytes,
+                    seconds=None if hides_batches else time.monotonic() - start,  # it tells how large a batch was
+                    exchanges=() if hides_batches or isinstance(source, Means) else source.exchanges(),
+                )
+                records.append(record)
+                self.directory.append(to_json(record))
                 self.directory.save(Checkpoint(state, "" if self.ledger is None else self.ledger.head().encode()))
-                goes_on = listen(records[-1])
+                goes_on = listen(record)
                 if stop is not None and (why := stop(records)):
                     return self._conclude(state, evaluator, End.STOPPED, why)
                 if not goes_on and state.rounds < last:
@@ -225,40 +179,44 @@ class Run:
             return self._conclude(state, evaluator, End.INTERRUPTED, f"asked to stop after round {state.rounds}")
         return self._conclude(state, evaluator, End.COMPLETE, "")
 
+    def _step(self, source: Federation[B] | Means, state: ServerState) -> Outcome:
+        """Return the mean of the next round: in the clear, or charged before anything is opened."""
+        number, plan, ledger = state.rounds, self.plan, self.ledger
+        if isinstance(source, Means):
+            return source.mean(number, state.params)
+        if plan is None or ledger is None:
+            raise ValueError("a run without a ledger opens no sum")
+        first = ledger.next_attempt(self.name, number)
+        if first >= plan.attempts_per_round:
+            raise BudgetExceeded(f"round {number} was tried {first} times, as often as it may be")
+        attempt = Attempt(self.name, number, first)
+        return aggregate(plan, attempt, state.params, source, ledger, clip=state.clip)
+
     def records(self) -> list[RoundRecord]:
         """Return the rounds so far, as far as they were measured."""
         file = self.directory.path / "metrics.jsonl"
         lines = read_text(file).splitlines()
         return [from_json(RoundRecord, line, f"{file}, line {at}") for at, line in enumerate(lines, 1)]
 
-    def _record(
-        self,
-        trained: TrainedRound,
-        metrics: dict[str, float],
-        exchanges: tuple[ExchangeRecord, ...],
-        seconds: float,
-    ) -> RoundRecord:
-        hides_batches = self.plan is not None and self.plan.batches is not None
-        clip = None if self.plan is None else self.plan.update_clip
-        return RoundRecord(
-            round=trained.round,
-            metrics=metrics,
-            charged=trained.round if self.ledger is None else self.ledger.charged(self.name),
-            survivors=trained.survivors,
-            attempt=trained.attempt,
-            update_norm=trained.update_norm,
-            clip=clip if trained.clipping is None else trained.clipping.clip,
-            fraction_clipped=None if trained.clipping is None else 1 - trained.clipping.within,
-            upload_bytes=self._upload_bytes,
-            seconds=None if hides_batches else seconds,  # time tells how large a batch was
-            exchanges=() if hides_batches else exchanges,
-        )
-
     def _conclude(self, state: ServerState, evaluator: Evaluator, end: End, stopped: str) -> RunSummary:
         """Open the test data if the run is at its end, write the model, and say what is guaranteed."""
         from d2pfed.runs.report import read_report, write_report  # noqa: PLC0415 - the plotter takes a second to load
 
-        is_complete, plan = end in (End.COMPLETE, End.STOPPED), self.plan
+        is_complete, plan, ledger = end in (End.COMPLETE, End.STOPPED), self.plan, self.ledger
+        so_far, tuning = list[Guarantee](), ""
+        if plan is not None and ledger is not None:
+            if self.settings.stop_is_blind and not is_complete:  # else what was seen may have stopped the run
+                # Without participants: who took part, and how often, stays with the server.
+                own = [replace(each, participants=()) for each in ledger.releases() if each.run == self.name]
+                cap, seen_by = plan.max_participations, observers(plan) if own else ()
+                so_far = [account(own, each, delta=plan.delta, max_participations=cap) for each in seen_by]
+            budget, count = ledger.budget, len(ledger.runs())
+            if count != 1 or budget != run_plan(plan).budget:  # the ledger is not the run's own
+                tuning = (
+                    f"{count} run{'s' * (count != 1)} on this ledger, epsilon {round_up(budget.epsilon, 4)} together "
+                    f"at delta {round_up(budget.delta, 3)} against {budget.observer}, whatever was chosen from "
+                    f"earlier ones ({round_up(ledger.spent(), 4)} if nothing was)"
+                )
         summary = RunSummary(
             directory=str(self.directory.path),
             rounds=state.rounds,
@@ -267,17 +225,19 @@ class Run:
             metrics=evaluator.validate(state.rounds, state.average),
             test_metrics=evaluator.test(state.average) if is_complete else None,
             guarantees=() if plan is None else guarantees(plan),
-            so_far=() if is_complete or not self.settings.stop_is_blind else self._so_far(),
-            charged=state.rounds if plan is None else 0 if self.ledger is None else self.ledger.charged(self.name),
+            so_far=tuple(so_far),
+            charged=state.rounds if plan is None else 0 if ledger is None else ledger.charged(self.name),
             max_attempts=self.settings.rounds if plan is None else plan.max_attempts,
             upload_bytes=self._upload_bytes,
             dimension=len(state.params),
             bits=None if plan is None else plan.ring.bits,
             repeatable=self.settings.seed is not None,
-            tuning="" if plan is None or self.ledger is None else tuning_cost(self.ledger, plan),
+            tuning=tuning,
         )
-        arrays = named_arrays(self.settings.arrays, state.average)
-        self.directory.replace("model.safetensors", save(arrays))
+        arrays = self.settings.arrays
+        parts = np.split(state.average, np.cumsum([array.size for array in arrays])[:-1])
+        named = {array.name: part.reshape(array.shape).copy() for array, part in zip(arrays, parts, strict=True)}
+        self.directory.replace("model.safetensors", save(named))
         self.directory.replace("summary.json", to_json(summary).encode())
         write_report(read_report(self.directory.path), self.directory.path)
         return summary
@@ -292,36 +252,3 @@ class Run:
         if self.plan is None:
             return 4 * sum(array.size for array in self.settings.arrays)
         return self.plan.ring.packed_bytes(self.plan.codec.length)
-
-    def _so_far(self) -> tuple[Guarantee, ...]:
-        """Return what the attempts so far cost: a bound only if nobody stopped the run for what was seen."""
-        plan, ledger = self.plan, self.ledger
-        if plan is None or ledger is None:
-            return ()
-        # Without participants: who took part, and how often, stays with the server.
-        releases = [replace(release, participants=()) for release in ledger.releases() if release.run == self.name]
-        if not releases:
-            return ()
-        return tuple(
-            account(releases, observer, delta=plan.delta, max_participations=plan.max_participations)
-            for observer in observers(plan)
-        )
-
-
-def tuning_cost(ledger: Ledger, plan: Plan) -> str:
-    """Return what the runs on a shared ledger cost together, as a sentence; empty if the ledger is one run's own."""
-    budget, count = ledger.budget, len(ledger.runs())
-    if count == 1 and budget == run_plan(plan).budget:
-        return ""
-    return (
-        f"{count} run{'s' * (count != 1)} on this ledger, epsilon {round_up(budget.epsilon, 4)} together at delta "
-        f"{round_up(budget.delta, 3)} against {budget.observer}, whatever was chosen from earlier ones "
-        f"({round_up(ledger.spent(), 4)} if nothing was)"
-    )
-
-
-def named_arrays(arrays: tuple[ArrayShape, ...], params: FloatVector) -> dict[str, NDArray[np.float32]]:
-    """Return the named arrays that a flat vector holds."""
-    ends = np.cumsum([array.size for array in arrays])[:-1]
-    parts = zip(arrays, np.split(params, ends), strict=True)
-    return {array.name: part.reshape(array.shape).copy() for array, part in parts}

@@ -36,10 +36,9 @@ class Agreement:
             raise PeerError("a public key must not have low order") from None
 
 
-@lru_cache(maxsize=1 << 12)  # a simulation reads each public key once for every client
-def _read_public(public: bytes) -> X25519PublicKey:
-    return X25519PublicKey.from_public_bytes(public)
-
+_read_public = lru_cache(maxsize=1 << 12)(
+    X25519PublicKey.from_public_bytes
+)  # a simulation reads each for every client
 
 # How a client finds the secret that it shares with the owner of a public key.
 Agree = Callable[[Agreement, bytes], bytes]
@@ -53,15 +52,11 @@ def agree(own: Agreement, public: bytes) -> bytes:
 class PairSecrets:
     """Finds the secret of a pair once where both of its ends are in this process: in a simulation, nowhere else.
 
-    The first end computes the secret and leaves it here, the second takes it away. A deployment's client agrees by
-    `agree`, the default everywhere. Checked: test_secagg_pairs.py.
+    The first end computes the secret and leaves it here, the second takes it away. Checked: test_secagg_pairs.py.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[bytes, bytes], bytes] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
     def agree(self, own: Agreement, public: bytes) -> bytes:
         """Return what `own.agree(public)` returns, and refuse what it refuses."""

@@ -7,9 +7,9 @@ root computes the cohort itself, and nobody can foresee it without the seed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.errors import ConfigError, PeerError
@@ -20,6 +20,9 @@ MOST_DEPTH = 20
 SEED_BYTES = 32
 NODE_BYTES = 32
 
+_leaf = partial(digest, "d2pfed draw leaf")  # of a draw and its seed
+_node = partial(digest, "d2pfed draw node")  # of the two nodes below
+
 
 @dataclass(frozen=True, slots=True)
 class Opening:
@@ -28,13 +31,9 @@ class Opening:
     seed: bytes = field(repr=False)  # for the members of its cohort only
     path: tuple[bytes, ...]
 
-    def __post_init__(self) -> None:
-        if {len(self.seed), *map(len, self.path)} != {SEED_BYTES}:
-            raise ConfigError(f"a seed and the nodes of a path must have {SEED_BYTES} bytes each")
-
 
 class DrawTree:
-    """The server's tree of seeds; whoever knows its entropy knows every cohort in advance.
+    """The server's tree of seeds, which it commits to by the root; its entropy gives every cohort in advance.
 
     It holds the upper half of its levels only, and makes the seeds below one of those nodes anew for each opening.
     """
@@ -45,24 +44,14 @@ class DrawTree:
         self._entropy = entropy
         self._low = depth // 2
         self._levels = _levels([self._twig(place)[-1][0] for place in range(1 << depth - self._low)])
-
-    @property
-    def depth(self) -> int:
-        """Return the number of levels below the root."""
-        return self._low + len(self._levels) - 1
-
-    @property
-    def root(self) -> bytes:
-        """Return what the server commits to."""
-        return self._levels[-1][0]
+        self.depth, self.root = depth, self._levels[-1][0]
 
     def open(self, draw: int) -> Opening:
         """Return the seed of a draw and its path."""
         if not 0 <= draw < 1 << self.depth:
             raise ConfigError(f"a draw must be in [0, {1 << self.depth}), got {draw}")
-        levels = self._twig(draw >> self._low)[:-1]
-        place, path = draw % (1 << self._low), []
-        for nodes in levels:
+        path, place = list[bytes](), draw % (1 << self._low)
+        for nodes in self._twig(draw >> self._low)[:-1]:
             path.append(nodes[place ^ 1])
             place //= 2
         place = draw >> self._low
@@ -118,20 +107,13 @@ def draw_cohort(
         )
     if not 0 <= block * size <= (population - size if sampling.method is Sampling.ONCE else 0):
         raise PeerError(f"there is no block {block} of {size} clients among {population}")
-    words = Stream(key).words(population)
+    if sampling.method is Sampling.NONE:
+        places = np.arange(size)
+    else:
+        order = np.argsort(Stream(key).words(population), kind="stable")  # equal words by place
+        places = np.sort(order[block * size : (block + 1) * size])
     ordered = sorted(clients)
-    return tuple(ordered[position] for position in _positions(sampling, words, block).tolist())
-
-
-def _positions(sampling: CohortSampling, words: NDArray[np.uint64], block: int) -> NDArray[np.int64]:
-    """Return the places of a cohort among the clients by identity, increasing."""
-    size = sampling.cohort_size
-    match sampling.method:
-        case Sampling.FIXED | Sampling.ONCE:
-            order = np.argsort(words, kind="stable")  # equal words by place
-            return np.sort(order[block * size : (block + 1) * size])
-        case Sampling.NONE:
-            return np.arange(size)
+    return tuple(ordered[place] for place in places.tolist())
 
 
 def _levels(leaves: list[bytes]) -> list[list[bytes]]:
@@ -141,11 +123,3 @@ def _levels(leaves: list[bytes]) -> list[list[bytes]]:
         below = iter(levels[-1])
         levels.append([_node(left, right) for left, right in zip(below, below, strict=True)])
     return levels
-
-
-def _leaf(draw: int, seed: bytes) -> bytes:
-    return digest("d2pfed draw leaf", draw, seed)
-
-
-def _node(left: bytes, right: bytes) -> bytes:
-    return digest("d2pfed draw node", left, right)

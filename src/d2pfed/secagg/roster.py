@@ -1,35 +1,89 @@
-"""The clients that somebody other than the server has enrolled, by their signing keys, for a limited time."""
+"""Enrolled clients: their signing keys, listed by somebody other than the server, and how far their logs have come."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import HEAD_BYTES, Entropy, digest, first_head
-from d2pfed.secagg import crypto
+from d2pfed.secagg import crypto, wire
 from d2pfed.secagg.draws import MOST_DEPTH
-from d2pfed.secagg.wire import (
-    BINDING_BYTES,
-    ID_LIMIT,
-    ClientId,
-    MessageKind,
-    frame,
-    pack_ids,
-    pack_integer,
-    unframe,
-)
+from d2pfed.secagg.wire import BINDING_BYTES, ClientId, MessageKind, Reader
 
 DAY_SECONDS = 86_400
 LIFETIME_DAYS = 30
 MOST_LIFETIME_DAYS = 90
 NONCE_BYTES = 32
+NO_ROSTER = bytes(BINDING_BYTES)  # what stands for a roster's digest where nobody is enrolled
 NO_ROOT = bytes(32)  # where cohorts are not verified
 
 _UNBOUND = bytes(BINDING_BYTES)  # a roster belongs to no session
 _NO_DEPTH = 255
 _COUNTER_BYTES = 8
 
+POSITION_BYTES = _COUNTER_BYTES + HEAD_BYTES + crypto.SIGNATURE_BYTES
+NO_POSITION = bytes(POSITION_BYTES)  # where none is known
+
 Floor = tuple[int, bytes]  # rows in a client's log, and the head after them
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The number of rows of a client's log and the head after them, signed."""
+
+    count: int
+    head: bytes
+    signature: bytes
+
+    def pack(self) -> bytes:
+        """Return count (8 bytes, little-endian), head (32) and signature (64)."""
+        return wire.pack_integer(self.count, _COUNTER_BYTES) + self.head + self.signature
+
+
+def unpack_position(data: bytes) -> Position:
+    """Return the position in 104 bytes, its signature not yet checked."""
+    if len(data) != POSITION_BYTES:
+        raise PeerError(f"a position must have {POSITION_BYTES} bytes, got {len(data)}")
+    end = _COUNTER_BYTES + HEAD_BYTES
+    return Position(int.from_bytes(data[:_COUNTER_BYTES], "little"), data[_COUNTER_BYTES:end], data[end:])
+
+
+def read_remembered(reader: Reader) -> Position | None:
+    """Return the next position of a body, if it is one."""
+    packed = reader.take(POSITION_BYTES)
+    return None if packed == NO_POSITION else unpack_position(packed)
+
+
+def sign_position(secret: bytes, authority: bytes, client: ClientId, count: int, head: bytes) -> Position:
+    """Return a client's position under its private signing key: it says whose log it is, and who enrolled it."""
+    return Position(count, head, crypto.sign(secret, digest("d2pfed position", authority, client, count, head)))
+
+
+def verify_position(position: Position, public: bytes, authority: bytes, client: ClientId) -> None:
+    """Refuse a position that is not signed by its client's key.
+
+    Guarantee: nobody but the client can move it on, or name a position where it has never been.
+    Checked: test_position.py::test_no_byte_of_a_position_can_be_changed.
+    """
+    statement = digest("d2pfed position", authority, client, position.count, position.head)
+    crypto.require_signature(public, position.signature, statement)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class History:
+    """A client's memory when it joins a signed session.
+
+    Attributes:
+        position: its own after the row that says that this session has begun, signed by itself.
+        contains: says whether its chain of rows has this head at this count.
+        known: the latest position at which it has met each other client, before this session.
+        colluders: how many of the cohort it expects to collude by its own reckoning, whatever the session says.
+    """
+
+    position: Position
+    contains: Callable[[int, bytes], bool]
+    known: Mapping[ClientId, Position] = field(default_factory=dict)
+    colluders: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +99,7 @@ class Roster:
         root: of that tree; zero bytes if there is none.
         floors: the latest position of each client that the authority has seen: rows and head.
         authority: its public signing key.
+        clients: all that are enrolled, increasing: the population of every draw.
         digest: what the authority signs, and what a session and a draw are bound to.
     """
 
@@ -57,53 +112,38 @@ class Roster:
     root: bytes
     floors: Mapping[ClientId, Floor]
     authority: bytes
+    clients: tuple[ClientId, ...] = field(init=False, repr=False, compare=False)
     digest: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require_one_key_each(list(self.keys.values()))
-        self._check_numbers()
-        self._check_bytes()
-        object.__setattr__(self, "keys", MappingProxyType(dict(sorted(self.keys.items()))))
-        object.__setattr__(self, "floors", MappingProxyType(dict(self.floors)))
-        object.__setattr__(self, "digest", digest("d2pfed roster", _body(self)))
-
-    @property
-    def clients(self) -> tuple[ClientId, ...]:
-        """Return all enrolled clients, increasing: the population of every draw."""
-        return tuple(self.keys)
-
-    def key(self, client: ClientId) -> bytes:
-        """Return a client's public signing key, or refuse a client that was not enrolled."""
-        if client not in self.keys:
-            raise PeerError(f"client {client} is not enrolled")
-        return self.keys[client]
-
-    def _check_numbers(self) -> None:
-        if not 1 <= self.serial < 1 << 64:
-            raise ConfigError(f"a roster's serial must be in [1, 2^64), got {self.serial}")
-        lifetime = self.expires - self.issued
+        lifetime, heads = self.expires - self.issued, [head for _, head in self.floors.values()]
         if self.issued < 0 or not 0 < lifetime <= MOST_LIFETIME_DAYS * DAY_SECONDS:
             raise ConfigError(
                 f"a roster must live for at most {MOST_LIFETIME_DAYS} days after its issue, got {lifetime} seconds"
             )
         if self.depth is not None and not 0 <= self.depth <= MOST_DEPTH:
             raise ConfigError(f"a tree of draws has a depth in [0, {MOST_DEPTH}], got {self.depth}")
-        if any(not 0 <= client < ID_LIMIT for client in self.keys):
-            raise ConfigError("a client's identity must be in [0, 2^64)")
-        if self.floors.keys() != self.keys.keys():
-            raise ConfigError("every enrolled client must have a floor, and nobody else")
-        if any(not 0 <= count < 1 << 64 for count, _ in self.floors.values()):
-            raise ConfigError("a floor's count must be in [0, 2^64)")
-
-    def _check_bytes(self) -> None:
-        sizes = {len(key) for key in (*self.keys.values(), self.authority)}
-        sizes |= {len(value) for value in (self.nonce, self.root)} | {
-            len(head) for _, head in self.floors.values()
-        }
-        if sizes != {32}:
-            raise ConfigError(f"keys, heads, nonce and root must have 32 bytes, got {sorted(sizes)}")
         if self.depth is None and self.root != NO_ROOT:
             raise ConfigError("a roster without draws must have a root of zero bytes")
+        if self.floors.keys() != self.keys.keys():
+            raise ConfigError("every enrolled client must have a floor, and nobody else")
+        counts = [count for count, _ in self.floors.values()]
+        if self.serial < 1 or any(not 0 <= number < 1 << 64 for number in (self.serial, *self.keys, *counts)):
+            raise ConfigError(f"a roster's serial, identities and counts must be in [0, 2^64), got {self.serial}")
+        sizes = {len(value) for value in (*self.keys.values(), self.authority, self.nonce, self.root, *heads)}
+        if sizes != {32}:
+            raise ConfigError(f"keys, heads, nonce and root must have 32 bytes, got {sorted(sizes)}")
+        object.__setattr__(self, "keys", MappingProxyType(dict(sorted(self.keys.items()))))
+        object.__setattr__(self, "clients", tuple(self.keys))
+        object.__setattr__(self, "floors", MappingProxyType(dict(self.floors)))
+        object.__setattr__(self, "digest", digest("d2pfed roster", _body(self)))
+
+    def key(self, client: ClientId) -> bytes:
+        """Return a client's public signing key, or refuse a client that was not enrolled."""
+        if client not in self.keys:
+            raise PeerError(f"client {client} is not enrolled")
+        return self.keys[client]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +232,7 @@ def encode_roster(roster: Roster, authority_secret: bytes) -> bytes:
     """Return a roster signed by the authority that enrolled its clients."""
     if crypto.signing_public(authority_secret) != roster.authority:
         raise ConfigError("a roster must be signed with the key of the authority that it names")
-    return frame(MessageKind.ROSTER, _UNBOUND, 0, _body(roster), crypto.sign(authority_secret, roster.digest))
+    return wire.frame(MessageKind.ROSTER, _UNBOUND, 0, _body(roster), crypto.sign(authority_secret, roster.digest))
 
 
 def decode_roster(data: bytes, authority: bytes) -> Roster:
@@ -201,24 +241,24 @@ def decode_roster(data: bytes, authority: bytes) -> Roster:
     Guarantee: whoever cannot sign as the authority cannot add, drop or change a client, a floor or the draws.
     Checked: test_malicious_server.py (rosters signed by the server itself).
     """
-    reader = unframe(data, MessageKind.ROSTER, _UNBOUND, 0)
+    reader = wire.unframe(data, MessageKind.ROSTER, _UNBOUND, 0)
     serial, issued, expires = (reader.integer(_COUNTER_BYTES) for _ in range(3))
     nonce, depth, root = reader.take(NONCE_BYTES), reader.integer(1), reader.take(len(NO_ROOT))
     clients = reader.ids()
-    keys = reader.records(len(clients), crypto.PUBLIC_BYTES)
-    floors = reader.records(len(clients), _COUNTER_BYTES + HEAD_BYTES)
+    keys = {client: reader.take(crypto.PUBLIC_BYTES) for client in clients}
+    floors = {client: (reader.integer(_COUNTER_BYTES), reader.take(HEAD_BYTES)) for client in clients}
     signature = reader.take(crypto.SIGNATURE_BYTES)
     reader.end()
     try:
         roster = Roster(
-            keys=dict(zip(clients, keys, strict=True)),
+            keys=keys,
             serial=serial,
             issued=issued,
             expires=expires,
             nonce=nonce,
             depth=None if depth == _NO_DEPTH else depth,
             root=root,
-            floors={client: _floor(floor) for client, floor in zip(clients, floors, strict=True)},
+            floors=floors,
             authority=authority,
         )
     except ConfigError as error:
@@ -229,16 +269,12 @@ def decode_roster(data: bytes, authority: bytes) -> Roster:
 
 def _body(roster: Roster) -> bytes:
     numbers = b"".join(
-        pack_integer(each, _COUNTER_BYTES) for each in (roster.serial, roster.issued, roster.expires)
+        wire.pack_integer(each, _COUNTER_BYTES) for each in (roster.serial, roster.issued, roster.expires)
     )
     depth = _NO_DEPTH if roster.depth is None else roster.depth
-    fields = [numbers, roster.nonce, pack_integer(depth, 1), roster.root, pack_ids(roster.clients)]
+    fields = [numbers, roster.nonce, wire.pack_integer(depth, 1), roster.root, wire.pack_ids(roster.clients)]
     fields += [roster.keys[client] for client in roster.clients]
     for client in roster.clients:
         count, head = roster.floors[client]
-        fields += [pack_integer(count, _COUNTER_BYTES), head]
+        fields += [wire.pack_integer(count, _COUNTER_BYTES), head]
     return b"".join(fields)
-
-
-def _floor(record: bytes) -> Floor:
-    return int.from_bytes(record[:_COUNTER_BYTES], "little"), record[_COUNTER_BYTES:]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
-from operator import mul
+from operator import lshift, mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,27 +23,22 @@ _SMALL_POINT = 1 << 11  # a limb times a smaller point stays below 2^63
 _WORTH_COMPILING = 1 << 14  # products; with fewer, plain integers are done before the compiler is loaded
 
 
-def split(secret: int, threshold: int, points: Sequence[int], stream: Stream, prime: int = PRIME) -> list[int]:
-    """Return one share of the secret per point.
+def split(
+    secrets: Sequence[int], threshold: int, points: Sequence[int], stream: Stream, prime: int = PRIME
+) -> list[list[int]]:
+    """Return one share per point of each secret.
 
     Guarantee: fewer than `threshold` shares are uniform and independent of the secret, since every coefficient is
     uniform in the field, zero included. Arithmetic is not constant-time; secrets are used once.
     Checked: test_shamir.py::test_shares_below_the_threshold_say_nothing.
     """
-    return split_each([secret], threshold, points, stream, prime)[0]
-
-
-def split_each(
-    secrets: Sequence[int], threshold: int, points: Sequence[int], stream: Stream, prime: int = PRIME
-) -> list[list[int]]:
-    """Return the shares of several secrets at the same points, as `split` would one after the other, but faster."""
     require_points(points, threshold, prime)
     if not all(0 <= secret < prime for secret in secrets):
         raise ConfigError(f"a secret must be in [0, {prime})")
     falling = [[*(stream.below(prime) for _ in range(threshold - 1)), secret] for secret in secrets]
     if prime == PRIME and max(points) < _SMALL_POINT and len(points) * threshold >= _WORTH_COMPILING:
         return [_evaluate_in_limbs(each, points) for each in falling]
-    return _evaluate_together(falling, points, prime)
+    return _evaluate(falling, points, prime)
 
 
 class Interpolation:
@@ -89,30 +84,25 @@ class Corrector:
         """Return the secret behind shares given in the order of the points, if enough of them are right."""
         if len(shares) != len(self._points):
             raise ConfigError(f"{len(self._points)} shares must be given, got {len(shares)}")
-        locator = _shortest_recurrence(self._syndromes(shares), self._prime)
-        if 2 * (len(locator) - 1) > len(shares) - self._threshold:
-            return None
-        values = _evaluate(locator, self._points, self._prime)
-        wrong = tuple(place for place, value in enumerate(values) if value == 0)
-        if len(wrong) != len(locator) - 1:
-            return None
-        right = [place for place, value in enumerate(values) if value][: self._threshold]
-        recovery = Interpolation([self._points[place] for place in right], self._prime)
-        secret = recovery.join([shares[place] for place in right])
-        return Corrected(secret, wrong) if is_right(secret) else None
-
-    def _syndromes(self, shares: Sequence[int]) -> list[int]:
-        """Return sums over the shares, weighted by powers of their points, that are zero if no share is wrong.
-
-        A sum of c x^k over the wrong points x is left in number k: a recurrence whose roots are those points.
-        """
-        prime, syndromes = self._prime, []
+        # Sums over the shares, weighted by powers of their points, are zero if no share is wrong. Otherwise a sum of
+        # c x^k over the wrong points x is left in number k: a recurrence whose roots are those points.
+        prime, syndromes = self._prime, list[int]()
         terms = list(map(mul, shares, self._weights))
         for _ in range(len(shares) - self._threshold):
             terms = [term % prime for term in terms]
             syndromes.append(sum(terms) % prime)
             terms = list(map(mul, terms, self._points))
-        return syndromes
+        locator = _shortest_recurrence(syndromes, prime)
+        if 2 * (len(locator) - 1) > len(shares) - self._threshold:
+            return None
+        (values,) = _evaluate([locator], self._points, prime)
+        wrong = tuple(place for place, value in enumerate(values) if value == 0)
+        if len(wrong) != len(locator) - 1:
+            return None
+        right = [place for place, value in enumerate(values) if value][: self._threshold]
+        recovery = Interpolation([self._points[place] for place in right], prime)
+        secret = recovery.join([shares[place] for place in right])
+        return Corrected(secret, wrong) if is_right(secret) else None
 
 
 def require_points(points: Sequence[int], threshold: int, prime: int) -> None:
@@ -165,19 +155,12 @@ def _shortest_recurrence(sequence: Sequence[int], prime: int) -> list[int]:
     return now + [0] * (length + 1 - len(now))
 
 
-def _evaluate(falling: Sequence[int], points: Sequence[int], prime: int) -> list[int]:
-    """Return the values of a polynomial, given from the highest coefficient down."""
-    values = []
-    for point in points:
-        value = 0
-        for coefficient in falling:  # Horner; points are small, so reducing once at the end is the cheapest
-            value = value * point + coefficient
-        values.append(value % prime)
-    return values
+def _evaluate(falling: Sequence[Sequence[int]], points: Sequence[int], prime: int) -> list[list[int]]:
+    """Return the values of polynomials of one degree, each given from the highest coefficient down.
 
-
-def _evaluate_together(falling: Sequence[Sequence[int]], points: Sequence[int], prime: int) -> list[list[int]]:
-    """Return the same for several polynomials of one degree, side by side in one large integer for each point."""
+    They are evaluated side by side in one large integer for each point, which is reduced once at the end: points are
+    small, so this is the cheapest.
+    """
     room = max(points).bit_length() * len(falling[0]) + prime.bit_length() + 1  # bits that no value outgrows
     low = (1 << room) - 1
     side_by_side = [
@@ -187,7 +170,7 @@ def _evaluate_together(falling: Sequence[Sequence[int]], points: Sequence[int], 
     values: list[list[int]] = [[] for _ in falling]
     for point in points:
         value = 0
-        for coefficient in side_by_side:
+        for coefficient in side_by_side:  # Horner
             value = value * point + coefficient
         for place, found in enumerate(values):
             found.append((value >> room * place & low) % prime)
@@ -195,17 +178,12 @@ def _evaluate_together(falling: Sequence[Sequence[int]], points: Sequence[int], 
 
 
 def _evaluate_in_limbs(falling: Sequence[int], points: Sequence[int]) -> list[int]:
-    """Return the same for this module's prime and small points, some fifty times as fast."""
+    """Return the same of one polynomial for this module's prime and small points, some fifty times as fast."""
+    shifts, low = [_LIMB_BITS * place for place in range(5)], (1 << _LIMB_BITS) - 1
+    limbs = np.array([[coefficient >> shift & low for shift in shifts] for coefficient in falling], np.int64)
     values = np.zeros((5, len(points)), np.int64)
-    _horner(_limbs(falling), np.array(points, np.int64), values)
-    return [
-        sum(limb << (_LIMB_BITS * place) for place, limb in enumerate(row)) % PRIME for row in values.T.tolist()
-    ]
-
-
-def _limbs(values: Sequence[int]) -> NDArray[np.int64]:
-    low = (1 << _LIMB_BITS) - 1
-    return np.array([[value >> (_LIMB_BITS * place) & low for place in range(5)] for value in values], np.int64)
+    _horner(limbs, np.array(points, np.int64), values)
+    return [sum(map(lshift, row, shifts)) % PRIME for row in values.T.tolist()]
 
 
 @compiled

@@ -1,9 +1,8 @@
 """Simulated federations: the clients of a cohort in this process, in others, or on a cluster."""
 
 from d2pfed.round import Fidelity
-from d2pfed.simulation.backend import Backend, Encoder, SerialBackend, TrainClients, warm_up
-from d2pfed.simulation.federation import EXCHANGES, ClearFederation, Dropouts, SimulatedFederation, plain_mean
-from d2pfed.simulation.silos import Silos
+from d2pfed.simulation.backend import Backend, Encoder, SerialBackend, Silos, TrainClients, warm_up
+from d2pfed.simulation.federation import EXCHANGES, ClearFederation, Dropouts, SimulatedFederation
 from d2pfed.simulation.standing import StandingFederation
 
 __all__ = [
@@ -18,6 +17,5 @@ __all__ = [
     "Silos",
     "SimulatedFederation",
     "StandingFederation",
-    "plain_mean",
     "warm_up",
 ]

@@ -1,4 +1,4 @@
-"""Backends: where the clients of a simulated cohort are trained and encoded."""
+"""Backends: where the clients of a simulated cohort, or silos whose unit is a record, are trained and encoded."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.compiled import is_kept
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.numerics.ring import RingVector
+from d2pfed.numerics.ring import IntVector, RingVector
 from d2pfed.numerics.rotation import rotate
 from d2pfed.plan import Plan
-from d2pfed.round import AttemptBinding, Participant, Units, sketch_of
+from d2pfed.round import AttemptBinding, Batches, Participant, Units, sketch_of
 from d2pfed.secagg import Delivery
 
 # From the model's parameters, some clients and a round's seed to the clients' updates, in their order.
 TrainClients = Callable[[FloatVector, Sequence[int], int], Iterator[FloatVector]]
+PartialSums = Iterator[tuple[tuple[int, ...], RingVector]]  # who is in a sum, and the sum of their ring vectors
 
 _PIECES = 4  # of a cohort per worker
 _THREADS = Path("/proc/self/task")
@@ -66,10 +68,8 @@ class Backend(Protocol):
         """Yield the updates of these clients, or the units of silos, in their order; None for one that was lost."""
         ...
 
-    def encode(
-        self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int
-    ) -> Iterator[tuple[tuple[int, ...], RingVector]]:
-        """Train clients and yield sums of their ring vectors, each with who is in it; who is in none was lost."""
+    def encode(self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int) -> PartialSums:
+        """Train clients and yield sums of their vectors; who is in none was lost."""
         ...
 
     def close(self) -> None:
@@ -87,9 +87,7 @@ class SerialBackend:
         """Yield the updates of these clients, in their order."""
         return self.local_training(params, clients, seed)
 
-    def encode(
-        self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int
-    ) -> Iterator[tuple[tuple[int, ...], RingVector]]:
+    def encode(self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int) -> PartialSums:
         """Encode on this thread and another, each adding up its part."""
         updates = zip(clients, self.local_training(params, clients, seed), strict=True)
         together = max(2, _TOGETHER_BYTES // (4 * encoder.session.dimension))
@@ -101,6 +99,70 @@ class SerialBackend:
 
     def close(self) -> None:
         """There is nothing to end."""
+
+
+class RecordGradients(Protocol):
+    """Computes the vectors of units that silos hold; each depends on its unit and the model alone."""
+
+    def count(self, client: int) -> int:
+        """Return how many units a silo holds."""
+        ...
+
+    def units(self, params: FloatVector, client: int) -> Units:
+        """Return a silo's units under a model."""
+        ...
+
+    def chunks(
+        self, params: FloatVector, wanted: Sequence[tuple[int, IntVector]]
+    ) -> Iterator[tuple[IntVector, NDArray[np.float32]]]:
+        """Yield the vectors of chosen units and the silo of each, in their order; the next may take their place."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Silos:
+    """Silos in this process; gradients of all are computed together.
+
+    Guarantee: bit for bit the vectors that each silo's own participant would send, since they draw and add alike.
+    Checked: test_records.py::test_both_fidelities_give_the_same_sum.
+    """
+
+    trainer: RecordGradients
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), repr=False, compare=False)
+
+    def train(self, params: FloatVector, clients: Sequence[int], _seed: int) -> Iterator[Units]:
+        """Yield each silo's units, from which its participant draws."""
+        return (self.trainer.units(params, client) for client in clients)
+
+    def encode(self, encoder: Encoder, params: FloatVector, clients: Sequence[int], _seed: int) -> PartialSums:
+        """Draw every silo's batch, add up its records and encode the sums, half of it on another thread."""
+        if not clients:
+            return
+        own = [
+            simulated_participant(encoder.plan, client, encoder.entropy, encoder.participations).batch(
+                encoder.session, self.trainer.count(client)
+            )
+            for client in clients
+        ]
+        batches = Batches.of(own)
+        wanted = [(client, batch.chosen) for client, batch in zip(clients, batches.each, strict=True)]
+        places = np.zeros(max(clients) + 1, np.int64)
+        places[list(clients)] = np.arange(len(clients))
+        for silos, vectors in self.trainer.chunks(params, wanted):
+            owners = places[silos]  # half of the vectors are added on the other thread; a silo's stay together
+            half = int(np.searchsorted(owners, owners[len(owners) // 2]))
+            other = self._pool.submit(batches.add, owners[:half], vectors[:half])
+            batches.add(owners[half:], vectors[half:])
+            other.result()
+        half = len(clients) // 2
+        first = self._pool.submit(lambda: [batch.encode() for batch in batches.each[:half]])
+        second = [batch.encode() for batch in batches.each[half:]]
+        for client, vector in zip(clients, [*first.result(), *second], strict=True):
+            yield (client,), vector
+
+    def close(self) -> None:
+        """End the other thread."""
+        self._pool.shutdown()
 
 
 def simulated_participant(
@@ -121,21 +183,16 @@ def warm_up(plan: Plan, local_training: TrainClients, params: FloatVector) -> No
     In the first command after an installation a copy of this process compiles what encodes, and leaves it on the disk,
     while this one compiles what trains.
     """
-    helper = None if is_kept(rotate) or not can_fork() else _compile_apart(plan, params)
+    helper = None if is_kept(rotate) or not can_fork() else os.fork()
+    if helper == 0:
+        try:  # whatever the copy fails at, this process does itself
+            _encode(plan, np.zeros_like(params))
+        finally:
+            os._exit(0)  # nothing of what this process would do at its end
     update = finite(next(iter(local_training(params, (0,), 0))))
     if helper is not None:
         os.waitpid(helper, 0)
     _encode(plan, update)
-
-
-def _compile_apart(plan: Plan, params: FloatVector) -> int:
-    """Encode in a copy of this process, and return its number; whatever it fails at, this process does itself."""
-    if process := os.fork():
-        return process
-    try:
-        _encode(plan, np.zeros_like(params))
-    finally:
-        os._exit(0)  # nothing of what this process would do at its end
 
 
 def _encode(plan: Plan, update: FloatVector) -> None:

@@ -1,16 +1,19 @@
-"""Simulated federations: a cohort is drawn, trained, encoded and added up, or its mean is taken in the clear."""
+"""Simulated federations: a cohort is drawn, trained, encoded and added up, or its mean is taken in the clear.
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+A rehearsal runs the whole signed protocol between made-up clients, charged to nobody, before a run begins.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import numpy as np
 
-from d2pfed.errors import ConfigError, TooFewClients
+from d2pfed.errors import ConfigError, D2PFedError, TooFewClients
 from d2pfed.ledger import Ledger
 from d2pfed.noise.clipping import with_clip
 from d2pfed.noise.codec import FloatVector
-from d2pfed.numerics.randomness import Entropy
+from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
 from d2pfed.round import (
@@ -19,6 +22,7 @@ from d2pfed.round import (
     Collected,
     Fidelity,
     InProcess,
+    Invite,
     OpenSum,
     Outcome,
     Units,
@@ -26,12 +30,27 @@ from d2pfed.round import (
     session_of,
 )
 from d2pfed.runs import ExchangeRecord
-from d2pfed.secagg import Client, Delivery, Session, group_seed_of, require_enough, with_enough_holders
-from d2pfed.secagg.crypto import PairSecrets
+from d2pfed.secagg import (
+    Client,
+    Consistency,
+    Delivery,
+    Enrolment,
+    History,
+    Roster,
+    Session,
+    crypto,
+    group_seed_of,
+    issue_roster,
+    require_enough,
+    with_enough_holders,
+)
+from d2pfed.secagg.roster import sign_position
 from d2pfed.secagg.wire import MessageKind, Subset, kind_of, subset_of
 from d2pfed.simulation.backend import Backend, Encoder, finite, simulated_participant
 from d2pfed.training import Cohorts, shuffle_seed
 
+REHEARSING = 60  # clients
+LOST = 6  # of them, before they send their vector
 EXCHANGES = ("advertise", "share", "masked", "unmask")
 _EXCHANGE_OF = {
     MessageKind.INVITATION: "advertise",
@@ -68,25 +87,18 @@ class Dropouts:
 class SimulatedFederation:
     """All clients of a federation on this machine's word (Attempts of round.aggregate).
 
-    Attributes:
-        plan: what all of its clients have agreed on.
-        backend: where clients are trained and encoded.
-        entropy: the root of all clients' randomness.
-        cohorts: draws each attempt's cohort; None where sessions come from elsewhere.
-        dropouts: who is lost before which exchange.
-        fidelity: how much of the protocol is simulated.
-        ledger: says how many attempts of a run are charged, and so which block of a partition is next.
-        clip: that of the round, where the plan's adapts.
+    The ledger says how many attempts of a run are charged, and so which block of a partition is next; there is none
+    where the budget does not allow the run, which then draws nobody.
     """
 
     plan: Plan
     backend: Backend
-    entropy: Entropy
-    cohorts: Cohorts | None = None
+    entropy: Entropy  # the root of all clients' randomness
+    cohorts: Cohorts | None = None  # draws each attempt's cohort; None where sessions come from elsewhere
     dropouts: Dropouts = field(default_factory=Dropouts)
     fidelity: Fidelity = Fidelity.SUM
-    ledger: Ledger | None = None  # None where the budget does not allow the run, which then draws nobody
-    clip: float | None = None
+    ledger: Ledger | None = None
+    clip: float | None = None  # of the round, where the plan's adapts
 
     def with_clip(self, clip: float) -> "SimulatedFederation":
         """Return the federation in a round with this clip."""
@@ -104,45 +116,49 @@ class SimulatedFederation:
         return session_of(self.plan, attempt, cohort)
 
     def collect(self, session: Session, model: FloatVector, participations: Mapping[int, int]) -> Collected:
-        """Train, encode and add up a cohort's vectors, by messages or by their sum under the protocol's conditions.
-
-        Raises TooFewClients where the protocol would.
-        """
+        """Train, encode and add up a cohort's vectors, by messages or by their sum under the protocol's conditions."""
         if self.fidelity is Fidelity.PROTOCOL:
             transport = self._transport(session, model, participations)
             return gather(session, model.tobytes(), transport.exchange, task=with_clip(b"", self.clip))
-        if session.fixed_graph is None:
+        if (graph := session.fixed_graph) is None:
             raise ConfigError(
                 "a simulation's server keeps to the protocol: consistency must be assumed, got signed"
             )
+
+        def subset(clients: Sequence[int]) -> Subset:
+            return subset_of(len(session.cohort), [session.rank(client) for client in clients])
+
         present = session.cohort
         for exchange in ("advertise", "share"):
-            left = _subset(session, self._left(session, present, exchange))
-            ranks = with_enough_holders(session, session.fixed_graph, left)
+            ranks = with_enough_holders(session, graph, subset(self._left(session, present, exchange)))
             present = tuple(session.cohort[rank] for rank in np.flatnonzero(ranks))
         survivors = self._left(session, present, "masked")
-        require_enough(session, _subset(session, survivors))
+        require_enough(session, subset(survivors))
         group = None
         if session.delivery is Delivery.EVERYONE:
             roots = {client: self.entropy.child("client", client) for client in session.cohort}
             group = group_seed_of(session, roots)
-        total, arrived = encoded_sum(
-            self.backend,
-            Encoder(
-                plan=self.plan,
-                session=session,
-                group=group,
-                entropy=self.entropy,
-                participations={client: participations.get(client, 0) for client in survivors},
-                clip=self.clip,
-            ),
-            model,
-            survivors,
+        encoder = Encoder(
+            plan=self.plan,
+            session=session,
+            group=group,
+            entropy=self.entropy,
+            participations={client: participations.get(client, 0) for client in survivors},
+            clip=self.clip,
         )
+        total, arrived = encoded_sum(self.backend, encoder, model, survivors)
         survivors = tuple(client for client in survivors if client in arrived)
-        require_enough(session, _subset(session, survivors))
-        helping = _subset(session, self._left(session, survivors, "unmask"))
-        return OpenSum(survivors, total, lambda: require_shares(session, present, helping))
+        require_enough(session, subset(survivors))
+        helping = subset(self._left(session, survivors, "unmask"))
+
+        def require_shares() -> None:
+            """Refuse the sum if too few holders of a client's secret would have opened it."""
+            shares = graph.count_holders(helping) + helping  # a client holds one of its own
+            for client in present:
+                if shares[session.rank(client)] < session.threshold:
+                    raise TooFewClients(f"{session.threshold} shares must open a secret of client {client}")
+
+        return OpenSum(survivors, total, require_shares)
 
     def exchanges(self) -> tuple[ExchangeRecord, ...]:
         """Return nothing: no message travels."""
@@ -155,7 +171,7 @@ class SimulatedFederation:
     def _transport(self, session: Session, model: FloatVector, participations: Mapping[int, int]) -> InProcess:
         """Return the way to the clients' machines, whose whole cohort is trained when vectors are asked for."""
         updates: dict[int, FloatVector | Units] = {}  # of those who are about to answer
-        pairs = PairSecrets()
+        pairs = crypto.PairSecrets()
 
         def join(client: int) -> Client:
             own = simulated_participant(self.plan, client, self.entropy, participations)
@@ -189,20 +205,6 @@ def encoded_sum(
     return total, arrived
 
 
-def require_shares(session: Session, sharers: Sequence[int], helping: Subset) -> None:
-    """Refuse a sum if too few holders of a client's secret would have opened it."""
-    if session.fixed_graph is None:
-        raise ConfigError("a simulation's server keeps to the protocol: consistency must be assumed, got signed")
-    shares = session.fixed_graph.count_holders(helping) + helping  # a client holds one of its own
-    for client in sharers:
-        if shares[session.rank(client)] < session.threshold:
-            raise TooFewClients(f"{session.threshold} shares must open a secret of client {client}")
-
-
-def _subset(session: Session, clients: Sequence[int]) -> Subset:
-    return subset_of(len(session.cohort), [session.rank(client) for client in clients])
-
-
 @dataclass(frozen=True, slots=True)
 class ClearFederation:
     """Clients whose updates the server sees: the same cohorts and training, and a mean that is private to nobody."""
@@ -210,15 +212,16 @@ class ClearFederation:
     backend: Backend
     cohorts: Cohorts
     run: str  # its name, from which shuffles follow
-    note_norms: Callable[[list[float | None]], None] = lambda _norms: (
-        None
-    )  # of a round's updates; None: not finite
+    note_norms: Callable[[list[float | None]], None] | None = None  # of a round's updates; None: not finite
 
     def mean(self, number: int, model: FloatVector) -> Outcome:
-        """Return the mean update of a round's cohort."""
+        """Return the sum of the updates of a round's cohort over its size, as FedAvg has it."""
         cohort = self.cohorts.draw(number, 0, number)
         updates = self.updates(number, model, cohort)
-        return Outcome(plain_mean(updates, len(cohort)), 0, len(cohort))
+        total = next(updates).astype(np.float64)
+        for update in updates:
+            total += update
+        return Outcome((total / len(cohort)).astype(np.float32), 0, len(cohort))
 
     def updates(self, number: int, model: FloatVector, cohort: tuple[int, ...]) -> Iterator[FloatVector]:
         """Yield the updates of a round's cohort, without those that were lost."""
@@ -228,14 +231,72 @@ class ClearFederation:
                 norm = float(np.linalg.norm(update.astype(np.float64)))
                 norms.append(norm if np.isfinite(norm) else None)
                 yield finite(update)
-        self.note_norms(norms)
+        if self.note_norms is not None:
+            self.note_norms(norms)
 
 
-def plain_mean(updates: Iterable[FloatVector], cohort_size: int) -> FloatVector:
-    """Return the sum of the updates over the cohort size, as FedAvg has it."""
-    vectors = iter(updates)
-    total = next(vectors).astype(np.float64)
-    for update in vectors:
-        total += update
-    mean: FloatVector = (total / cohort_size).astype(np.float32)
-    return mean
+def simulated_roster(entropy: Entropy, count: int) -> tuple[dict[int, bytes], Roster]:
+    """Return the signing keys of made-up clients, and their roster; without a clock it never expires."""
+    secrets = {client: entropy.child("signing key", client).key for client in range(count)}
+    keys = {client: crypto.signing_public(secret) for client, secret in secrets.items()}
+    authority = crypto.signing_public(entropy.child("authority").key)
+    return secrets, issue_roster(keys, authority, serial=1, issued=0, entropy=entropy.child("nonce"))
+
+
+def rehearse(dimension: int, bits: int, entropy: Entropy) -> int:
+    """Run every message of a signed session over vectors of this size, lose some clients, and check the sum.
+
+    Nothing of it comes from anyone's data, so it costs no privacy. Returns how many clients are in the sum.
+    """
+    secrets, roster = simulated_roster(entropy, REHEARSING)
+    session = Session(
+        plan_digest=digest("d2pfed rehearsal"),
+        run="rehearsal",
+        round=0,
+        attempt=0,
+        roster_digest=roster.digest,
+        cohort=tuple(secrets),
+        dimension=dimension,
+        bits=bits,
+        degree=REHEARSING - 1,
+        threshold=REHEARSING // 2 + 1,
+        quorum=REHEARSING - 2 * LOST,
+        colluders=0,
+        delivery=Delivery.QUORUM,
+        consistency=Consistency.SIGNED,
+    )
+
+    def vector(client: int) -> RingVector:
+        words = entropy.child("vector", client).stream().words(dimension)
+        return (words & np.uint64(session.ring.modulus - 1)).astype(np.uint32)
+
+    def join(client: int) -> Client:
+        count, head = 1, digest("d2pfed rehearsal log", client)
+        position = sign_position(secrets[client], roster.authority, client, count, head)
+        return Client(
+            session,
+            client,
+            lambda _task, _model, _group: vector(client),
+            entropy.child("client", client),
+            Enrolment(secrets[client], roster),
+            History(position, lambda *seen: seen == (count, head)),
+        )
+
+    def left(requests: Mapping[int, bytes]) -> list[int]:
+        return [
+            client
+            for client, request in requests.items()
+            if client >= LOST or kind_of(request) != MessageKind.MASK_REQUEST
+        ]
+
+    exchange = InProcess(join, left).exchange
+    masked = gather(session, b"model", exchange, task=b"rehearsal", invite=Invite(roster=roster))
+    found, survivors = masked.unmask().vector, masked.survivors
+    expected = np.zeros(dimension, np.uint32)
+    for client in survivors:
+        session.ring.add_into(expected, vector(client))
+    if len(survivors) != REHEARSING - LOST or not np.array_equal(found, expected):
+        raise D2PFedError(
+            "the rehearsal of secure aggregation gave a wrong sum: this installation must not be used"
+        )
+    return len(survivors)

@@ -13,8 +13,7 @@ from typing import Any
 
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
-from d2pfed.numerics.ring import RingVector
-from d2pfed.simulation.backend import Backend, Encoder, SerialBackend, TrainClients, can_fork, pieces
+from d2pfed.simulation.backend import Backend, Encoder, PartialSums, SerialBackend, TrainClients, can_fork, pieces
 
 _LEAST_PIECE = 10  # clients, unless workers would be idle: below it, handing over costs more than it gains
 _GLANCE_SECONDS = 1.0  # between looks at whether workers live: no limit to their work
@@ -30,14 +29,10 @@ def start_workers(
         ForkingPickler.dumps(local_training)
     except Exception as error:  # noqa: BLE001 - whatever a user's objects raise
         why = "it has other threads, so it cannot be forked, and its clients cannot be sent to another process"
-        return SerialBackend(
-            local_training
-        ), f"Clients are trained in this process: {why} ({type(error).__name__})."
-    backend = ProcessBackend(local_training, workers, "forkserver", prepare)
-    return (
-        backend,
-        "This process has other threads, so its clients are sent to worker processes that start afresh.",
-    )
+        here = SerialBackend(local_training)
+        return here, f"Clients are trained in this process: {why} ({type(error).__name__})."
+    why = "This process has other threads, so its clients are sent to worker processes that start afresh."
+    return ProcessBackend(local_training, workers, "forkserver", prepare), why
 
 
 class ProcessBackend:
@@ -45,9 +40,6 @@ class ProcessBackend:
 
     `start` is how they are started: `fork` shares the data that is loaded already, and is refused if this process has
     other threads; `forkserver` sends the trainer, which must be picklable. Each worker calls `prepare` first.
-
-    While it waits for an answer, this process watches that workers live: it waits for no dead one. An error is raised
-    if no worker is left.
 
     Guarantee: from the same updates the sum is bit for bit that of the in-process backend, since workers run the same
     encoder on the same tree of entropy.
@@ -92,9 +84,7 @@ class ProcessBackend:
         for client in clients:
             yield found.pop(client, None)
 
-    def encode(
-        self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int
-    ) -> Iterator[tuple[tuple[int, ...], RingVector]]:
+    def encode(self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int) -> PartialSums:
         """Train and encode clients on the workers; each adds up what it has."""
         return self._spread(clients, _Stage(encoder, params, seed))
 
@@ -113,21 +103,17 @@ class ProcessBackend:
             self._answers()
         queue = deque(pieces(clients, len(self._workers), _LEAST_PIECE))
         for connection in list(self._workers):
-            if self._send(connection, stage):
-                self._hand_over(connection, queue)
+            if self._send(connection, stage) and queue and self._send(connection, queue[0]):
+                self._waiting[connection] = queue.popleft()
         while self._waiting:
             for connection, piece, answer in self._answers():
                 if isinstance(answer, Exception):
                     raise answer  # of the training itself: no dropout
-                self._hand_over(connection, queue)
+                if queue and self._send(connection, queue[0]):
+                    self._waiting[connection] = queue.popleft()
                 yield piece, answer
         if not self._workers:
             raise ConfigError(f"no worker process is left to train clients: {self._ended}")
-
-    def _hand_over(self, connection: Connection, queue: deque[tuple[int, ...]]) -> None:
-        """Give a worker the next piece, if there is one."""
-        if queue and self._send(connection, queue[0]):
-            self._waiting[connection] = queue.popleft()
 
     def _answers(self) -> list[tuple[Connection, tuple[int, ...], Any]]:
         """Wait a little for workers to answer or end; return the answers that are there."""
@@ -163,9 +149,7 @@ class ProcessBackend:
             process.kill()
             process.join()
         code = process.exitcode
-        self._ended = (
-            f"the last one ended by signal {-code}" if code < 0 else f"the last one ended with status {code}"
-        )
+        self._ended = f"the last one ended {f'by signal {-code}' if code < 0 else f'with status {code}'}"
 
 
 @dataclass(frozen=True, slots=True)

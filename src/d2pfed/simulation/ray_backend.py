@@ -3,7 +3,7 @@
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ray
@@ -12,7 +12,7 @@ from ray.exceptions import ObjectLostError, RayActorError
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.ring import RingVector
-from d2pfed.simulation.backend import Encoder, TrainClients, pieces
+from d2pfed.simulation.backend import Encoder, PartialSums, TrainClients, pieces
 
 _LEAST_PIECE = 50  # clients, unless workers would be idle: each piece is a call of its own over Ray
 
@@ -30,8 +30,17 @@ class RayBackend:
         if workers < 1:
             raise ConfigError(f"workers must be at least 1, got {workers}")
         self._started = not ray.is_initialized()
-        if self._started:
-            _connect(address, workers)
+        if self._started and address is None:
+            ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)
+        elif self._started and address is not None:
+            host, _, port = address.partition(":")
+            if not port.isdecimal():
+                raise ConfigError(f"a cluster's address must be HOST:PORT, got {address}")
+            try:  # Ray itself would try for minutes
+                socket.create_connection((host, int(port)), _KNOCK_SECONDS).close()
+            except OSError as error:
+                raise ConfigError(f"there is no Ray cluster at {address}: {error}") from error
+            ray.init(address=address, log_to_driver=False)
         trainer = ray.put(local_training)
         remote = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
         self._workers: list[Any] = [remote.remote(trainer) for _ in range(workers)]
@@ -51,33 +60,28 @@ class RayBackend:
 
     def train(self, params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector | None]:
         """Train clients on the workers and yield their updates, in their order; None for those lost."""
-        shared = ray.put(params)
         found: dict[int, FloatVector] = {}
-        for piece, answer in self._spread(clients, lambda worker, piece: worker.train.remote(shared, piece, seed)):
+        for piece, answer in self._spread(clients, None, params, seed):
             found.update(zip(piece, answer, strict=True))
         for client in clients:
             yield found.pop(client, None)
 
-    def encode(
-        self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int
-    ) -> Iterator[tuple[tuple[int, ...], RingVector]]:
+    def encode(self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int) -> PartialSums:
         """Train and encode clients on the workers."""
-        shared, described = ray.put(params), ray.put(encoder)
-        return self._spread(clients, lambda worker, piece: worker.encode.remote(described, shared, piece, seed))
+        return self._spread(clients, encoder, params, seed)
 
     def _spread(
-        self,
-        clients: Sequence[int],
-        ask: Callable[[Any, tuple[int, ...]], Any],  # Ray's handles have no types
+        self, clients: Sequence[int], encoder: Encoder | None, params: FloatVector, seed: int
     ) -> Iterator[tuple[tuple[int, ...], Any]]:
         """Yield each piece of the clients with its answer, as they come; pieces of dead workers are left out."""
+        shared, described = ray.put(params), ray.put(encoder)
         queue = deque(pieces(clients, len(self._workers), _LEAST_PIECE))
         idle = list(self._workers)
         waiting: dict[Any, tuple[Any, tuple[int, ...]]] = {}
         while waiting or (queue and idle):
             while queue and idle:
                 worker, piece = idle.pop(), queue.popleft()
-                waiting[ask(worker, piece)] = worker, piece
+                waiting[worker.work.remote(described, shared, piece, seed)] = worker, piece
             (done, *_), _ = ray.wait(list(waiting))
             worker, piece = waiting.pop(done)
             try:
@@ -99,24 +103,9 @@ class _Worker:
         """Return this process and the node that it is on."""
         return os.getpid(), str(ray.get_runtime_context().get_node_id())
 
-    def train(self, params: FloatVector, clients: tuple[int, ...], seed: int) -> list[FloatVector]:
-        """Return the clients' updates."""
-        return list(self._local_training(params, clients, seed))
-
-    def encode(self, encoder: Encoder, params: FloatVector, clients: tuple[int, ...], seed: int) -> RingVector:
-        """Return the sum of the clients' ring vectors."""
-        return encoder.total(list(zip(clients, self._local_training(params, clients, seed), strict=True)))
-
-
-def _connect(address: str | None, workers: int) -> None:
-    if address is None:
-        ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)
-        return
-    host, _, port = address.partition(":")
-    if not port.isdecimal():
-        raise ConfigError(f"a cluster's address must be HOST:PORT, got {address}")
-    try:  # Ray itself would try for minutes
-        socket.create_connection((host, int(port)), _KNOCK_SECONDS).close()
-    except OSError as error:
-        raise ConfigError(f"there is no Ray cluster at {address}: {error}") from error
-    ray.init(address=address, log_to_driver=False)
+    def work(
+        self, encoder: Encoder | None, params: FloatVector, clients: tuple[int, ...], seed: int
+    ) -> list[FloatVector] | RingVector:
+        """Return the clients' updates, or with an encoder the sum of their ring vectors."""
+        updates = list(self._local_training(params, clients, seed))
+        return updates if encoder is None else encoder.total(list(zip(clients, updates, strict=True)))

@@ -1,6 +1,6 @@
 """Simulated silos with standing keys: one exchange for each attempt, void and tried again if one is missing."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -21,28 +21,16 @@ from d2pfed.round import (
     StandingMemory,
     StandingRun,
     StandingSteps,
+    accept_standing_invitation,
     epoch_of,
-    invited_epoch,
 )
 from d2pfed.runs import ExchangeRecord
-from d2pfed.secagg import (
-    Enrolment,
-    Epoch,
-    History,
-    Roster,
-    StandingAdvertised,
-    StandingSilo,
-    StandingStep,
-    answer_step,
-    crypto,
-    issue_roster,
-)
-from d2pfed.secagg.position import sign_position
+from d2pfed.secagg import Enrolment, History, Roster, crypto, standing
+from d2pfed.secagg.roster import sign_position
 from d2pfed.secagg.wire import MessageKind, kind_of
 from d2pfed.simulation.backend import Backend, Encoder
-from d2pfed.simulation.federation import Dropouts, encoded_sum
+from d2pfed.simulation.federation import Dropouts, encoded_sum, simulated_roster
 
-_ISSUED = 0  # a simulation has no clock, and nobody asks whether its roster has expired
 _EXCHANGES = {
     MessageKind.STANDING_INVITATION: "advertise",
     MessageKind.STANDING_ADVERTS: "share",
@@ -52,50 +40,32 @@ _EXCHANGES = {
 
 @dataclass(slots=True, kw_only=True)
 class StandingFederation:
-    """Silos on this machine's word, all of the plan's population, which are asked in every round.
-
-    Attributes:
-        plan: what all of the silos have agreed on.
-        run: the name of the run.
-        backend: where silos are trained and encoded.
-        dropouts: who is lost before which exchange; `advertise` and `share` are those of the set-up.
-        fidelity: how much of the protocol is simulated.
-        entropy: the root of all silos' randomness.
-        clip: that of the round, where the plan's adapts.
-    """
+    """Silos on this machine's word, all of the plan's population, which are asked in every round."""
 
     plan: Plan
     run: str
     backend: Backend
-    dropouts: Dropouts
+    dropouts: Dropouts  # `advertise` and `share` are those of the set-up
     fidelity: Fidelity
-    entropy: Entropy
-    clip: float | None = None
+    entropy: Entropy  # the root of all silos' randomness
+    clip: float | None = None  # of the round, where the plan's adapts
     _roster: Roster = field(init=False, repr=False)
     _silos: dict[int, "_Silo"] = field(init=False, repr=False)
     _standing: StandingRun = field(init=False, repr=False)
-    _epoch: Epoch = field(init=False, repr=False)
+    _epoch: standing.Epoch = field(init=False, repr=False)
     _asked: tuple[Encoder, FloatVector] | None = field(init=False, repr=False, default=None)  # for vectors, now
     _lost: set[int] = field(init=False, repr=False, default_factory=set)  # in this round
-    _void: int = 0
 
     def __post_init__(self) -> None:
         require_standing(self.plan, self.plan.sampling.population)
-        secrets = {
-            client: self.entropy.child("signing key", client).key for client in range(self.plan.cohort_size)
-        }
-        keys = {client: crypto.signing_public(secret) for client, secret in secrets.items()}
-        authority, nonce = crypto.signing_public(self.entropy.child("authority").key), self.entropy.child("nonce")
-        self._roster = issue_roster(keys, authority, serial=1, issued=_ISSUED, entropy=nonce)
+        secrets, self._roster = simulated_roster(self.entropy, self.plan.cohort_size)
         agree = crypto.PairSecrets().agree
         self._silos = {
             client: _Silo(
-                plan=self.plan,
+                federation=self,
                 client=client,
                 enrolment=Enrolment(secret, self._roster),
-                entropy=self.entropy.child("client", client),
                 agree=agree,
-                vector=self._vector,
                 account=StandingSteps(self.plan.max_participations),
             )
             for client, secret in secrets.items()
@@ -107,13 +77,10 @@ class StandingFederation:
             roster=self._roster,
             silos=self._roster.clients,
             exchange=InProcess(self._silos.__getitem__, self._left).exchange,
-            presence=self._presence,
+            presence=lambda asked, _epoch: {
+                client: self._silos[client].store.state is not None for client in asked if client not in self._lost
+            },
         )
-
-    @property
-    def void(self) -> int:
-        """How many attempts were void; they are charged all the same."""
-        return self._standing.void + self._void
 
     def with_clip(self, clip: float) -> "StandingFederation":
         """Return the federation in a round with this clip."""
@@ -131,14 +98,14 @@ class StandingFederation:
             raise TooFewClients(f"at least {self.plan.quorum} silos must be there, got {len(left)}", left)
         return left
 
-    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> StandingStep:
+    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> standing.Step:
         """Return the step of an attempt."""
         if self.fidelity is Fidelity.PROTOCOL:
             return self._standing.step(attempt, cohort)
         members = np.isin(np.array(self._epoch.cohort), cohort)
-        return StandingStep(self._epoch, attempt.round, attempt.number, members)
+        return standing.Step(self._epoch, attempt.round, attempt.number, members)
 
-    def collect(self, session: StandingStep, model: FloatVector, participations: Mapping[int, int]) -> Collected:
+    def collect(self, session: standing.Step, model: FloatVector, participations: Mapping[int, int]) -> Collected:
         """Gather the members' vectors; raises VoidStep if one is missing."""
         encoder = Encoder(
             plan=self.plan,
@@ -160,7 +127,6 @@ class StandingFederation:
         left = self.dropouts.left(session.cohort, "masked", self.entropy.child("fate", session.digest))
         total, arrived = encoded_sum(self.backend, encoder, model, left)
         if missing := set(session.cohort) - arrived:
-            self._void += 1
             self._lost |= missing
             raise VoidStep(
                 f"all {len(session.cohort)} members of a step must answer, got {len(arrived)}",
@@ -172,11 +138,6 @@ class StandingFederation:
         """Return nothing: no message travels."""
         return ()
 
-    def _presence(self, asked: Collection[int], _epoch: bytes) -> Mapping[int, bool]:
-        """Return who is there, and whether with its keys."""
-        there = [client for client in asked if client not in self._lost]
-        return {client: self._silos[client].store.state is not None for client in there}
-
     def _left(self, requests: Mapping[int, bytes]) -> tuple[int, ...]:
         """Return who is not lost before an exchange."""
         clients = tuple(requests)
@@ -185,7 +146,7 @@ class StandingFederation:
         name = _EXCHANGES[MessageKind(kind_of(first))]
         return self.dropouts.left(clients, name, self.entropy.child("fate", bound))
 
-    def _vector(self, client: int) -> RingVector | None:
+    def vector(self, client: int) -> RingVector | None:
         """Return a silo's vector, made before the protocol asks for it; None if it was lost."""
         if self._asked is None:
             return None
@@ -197,25 +158,24 @@ class StandingFederation:
 class _Silo:
     """One silo, enrolled by nobody real, and its memory."""
 
-    plan: Plan
+    federation: StandingFederation
     client: int
     enrolment: Enrolment
-    entropy: Entropy
     agree: crypto.Agree
-    vector: Callable[[int], RingVector | None]
     account: StandingSteps
     store: StandingMemory = field(default_factory=StandingMemory)
-    epoch: Epoch | None = None
-    advertised: StandingAdvertised | None = None
+    epoch: standing.Epoch | None = None
+    advertised: standing.Advertised | None = None
     begun: int = 0
 
     def receive(self, request: bytes) -> bytes | None:
         """Answer an invitation, the others' keys, or the request for a vector."""
         name = _EXCHANGES[MessageKind(kind_of(request))]
         if name == "advertise":
-            self.epoch = invited_epoch(self.plan, request, self.enrolment.roster)
+            self.epoch = accept_standing_invitation(self.federation.plan, request, self.enrolment.roster)
             self.begun += 1
-            answer, self.advertised = self._standing(self.epoch).advertise(request, self.entropy)
+            entropy = self.federation.entropy.child("client", self.client)
+            answer, self.advertised = self._standing(self.epoch).advertise(request, entropy)
             self.store.state = None
             return answer
         if self.epoch is None:
@@ -227,21 +187,21 @@ class _Silo:
             ready = self._standing(self.epoch).agree(advertised, request, self.agree)
             self.store.state = ready.state
             return ready.answer
-        if (vector := self.vector(self.client)) is None:
+        if (vector := self.federation.vector(self.client)) is None:
             return None
 
-        def contribute(step: StandingStep, _task: bytes, _model: bytes) -> RingVector:
+        def contribute(step: standing.Step, _task: bytes, _model: bytes) -> RingVector:
             self.account.charge(step)
             return vector
 
         with suppress(PeerError):  # a silo without keys, or at its cap, refuses
-            return answer_step(self.epoch, self.client, request, store=self.store, contribute=contribute)
+            return standing.answer_step(self.epoch, self.client, request, store=self.store, contribute=contribute)
         return None
 
-    def _standing(self, epoch: Epoch) -> StandingSilo:
+    def _standing(self, epoch: standing.Epoch) -> standing.Client:
         head, roster = digest("simulated log", self.client, self.begun), self.enrolment.roster
         position = sign_position(self.enrolment.secret, roster.authority, self.client, self.begun, head)
-        return StandingSilo(
+        return standing.Client(
             epoch=epoch,
             client=self.client,
             enrolment=self.enrolment,

@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,17 @@ import numpy as np
 
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Ledger
-from d2pfed.statistics.counts import MOST_BINS
-from d2pfed.statistics.records import Array, RecordCode, bin_of, clients_of, numbers, one_hot, positive, whole
+from d2pfed.statistics.records import (
+    MOST_BINS,
+    Array,
+    RecordCode,
+    bin_of,
+    clients_of,
+    numbers,
+    one_hot,
+    positive,
+    whole,
+)
 from d2pfed.statistics.release import Statistic, Terms, drowned, release_records
 
 Metrics = dict[str, Array]
@@ -106,9 +115,7 @@ class MetricScheme:
         ends = np.cumsum(list(self.sizes.values()))[:-1]
         parts = dict(zip(self.sizes, np.split(total, ends), strict=True))
         count = max(float(total[-1]) if self.has_count else float(clients), sigma)
-        value: Metrics = {}
-        error: Metrics = {}
-        share = sigma / count
+        value, error, share = Metrics(), Metrics(), sigma / count
         for name in self.names:
             mean = parts[name] / count
             match name:
@@ -118,12 +125,9 @@ class MetricScheme:
                     value[name], error[name] = _auroc(mean, share)
                 case _:
                     scale = self.max_loss if name is MetricName.LOSS else 1.0
-                    # A private count in the denominator adds its own noise.
-                    spread = (
-                        scale * share * np.sqrt(1 + mean**2)
-                        if self.has_count
-                        else np.full_like(mean, scale * share)
-                    )
+                    spread = np.full_like(mean, scale * share)
+                    if self.has_count:  # a private count in the denominator adds its own noise
+                        spread = scale * share * np.sqrt(1 + mean**2)
                     shape = (self.classes, self.classes) if name is MetricName.CONFUSION else ()
                     value[name], error[name] = (scale * mean).reshape(shape), spread.reshape(shape)
         return value, error
@@ -155,10 +159,7 @@ def _auroc(mean: Array, noise: float) -> tuple[Array, Array]:
 
 
 def scored_records(scores: object, labels: object, whose: str, classes: int | None = None) -> Array:
-    """Return records, a row of scores, one per class, and the label last; not a number where they cannot be used.
-
-    That is where a score is no probability, or the label no class. Such a record counts as zero.
-    """
+    """Return rows of scores and the label; not a number where a score is no probability, or the label no class."""
     scores = numbers(scores, f"scores of {whose}")
     labels = np.atleast_1d(numbers(labels, f"labels of {whose}"))
     if scores.ndim == 1:
@@ -177,12 +178,10 @@ def metric_names(metrics: object) -> tuple[MetricName, ...]:
     """Return the metrics by their names, each once."""
     given = (metrics,) if isinstance(metrics, str) else metrics
     known = ", ".join(MetricName)
-    if not isinstance(given, Sequence) or not given:
-        raise ConfigError(f"metrics must be different names out of {known}, got {metrics!r}")
-    for name in given:
+    for name in given if isinstance(given, Sequence) else ():
         if name not in list(MetricName):
             raise ConfigError(f"metrics must be out of {known}, got {name!r}")
-    if len(set(given)) != len(given):
+    if not isinstance(given, Sequence) or not given or len(set(given)) != len(given):
         raise ConfigError(f"metrics must be different names out of {known}, got {metrics!r}")
     return tuple(MetricName(name) for name in given)
 
@@ -207,6 +206,7 @@ def private_metrics(
 
     The metrics asked for share one clip: each of k takes part with norm 1, so the noise grows with sqrt(k). The result
     has a value and a standard error by name; `calibration` and `auroc` come from binned scores.
+    `epsilon`, `delta`, `privacy`, `ledger`, `fidelity` and `seed` are those of `private_sum`.
 
     A record counts as zero if a score of it is no probability, its label no class, or `predict` fails for it. Where the
     unit is a record, scores must be functions of their records alone: `predict` is called with one record at a time.
@@ -215,7 +215,6 @@ def private_metrics(
         clients: A pair of scores and labels for each client. Scores are probabilities: one number per record, of class
             1, or a row with one number per class. Labels are 0, 1 and so on.
         metrics: Which of accuracy, loss, confusion, calibration and auroc (two classes).
-        epsilon: Bound on what the observer learns about one client, or about one record.
         predict: From a client's inputs to scores, where clients have pairs of inputs and labels. Where the unit is a
             record, inputs must be a row per record, and it is called with a slice of one row.
         classes: How many there are; None for as many as the scores that are given. With `predict` it must be stated.
@@ -224,18 +223,21 @@ def private_metrics(
         max_values: None gives each client the same weight: its metrics are means over its own records. A number gives
             each record the same weight, up to so many per client; the number of records is then released privately
             beside the rest.
-        delta: Failure probability, as in `private_sum`.
-        privacy: Changes to the target, as in `private_sum`.
-        ledger: Where the release is charged, as in `private_sum`.
-        fidelity: How much of the protocol runs, as in `private_sum`.
-        seed: Repeats the noise, as in `private_sum`.
 
-    Raises:
-        ConfigError: if an argument cannot be used, before anything is charged.
-        BudgetExceeded: if the ledger does not allow the release.
+    Example:
+        >>> clients = [([0.9, 0.2, 0.7], [1, 0, 0])] * 2000  # scores of class 1, and labels
+        >>> found = private_metrics(clients, ["accuracy"], epsilon=1.0)
+        >>> bool(abs(found.value["accuracy"] - 2 / 3) < 6 * found.standard_error["accuracy"])
+        True
     """
     terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
-    scoring = None if predict is None else _Scoring.of(predict, classes, of_records=terms.of_records)
+    scoring = None
+    if predict is not None:
+        if not callable(predict):
+            raise ConfigError(f"predict must be a function, got {type(predict).__name__}")
+        if classes is None:
+            raise ConfigError("predict needs classes, their number, which no record may decide; got None")
+        scoring = _Scoring(predict, whole("classes", classes, MOST_CLASSES), terms.of_records)
     data = []
     for at, pair in enumerate(clients_of(clients, "clients")):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -261,7 +263,7 @@ def private_metrics(
     return released.computed(value, error, warnings)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Scoring:
     """Scores by a user's own function: of a client's records together, or one by one where each is protected.
 
@@ -272,15 +274,7 @@ class _Scoring:
     predict: Callable[[Any], object]
     classes: int
     of_records: bool
-    first_failure: list[BaseException] = field(default_factory=list)
-
-    @staticmethod
-    def of(predict: Callable[[Any], object], classes: int | None, *, of_records: bool) -> "_Scoring":
-        if not callable(predict):
-            raise ConfigError(f"predict must be a function, got {type(predict).__name__}")
-        if classes is None:
-            raise ConfigError("predict needs classes, their number, which no record may decide; got None")
-        return _Scoring(predict, whole("classes", classes, MOST_CLASSES), of_records)
+    has_failed: bool = False
 
     def records(self, inputs: Any, labels: Array, client: int) -> Array:  # noqa: ANN401 - what the function takes
         """Return a client's scored records."""
@@ -307,9 +301,9 @@ class _Scoring:
         try:
             scores = self.predict(inputs if row is None else inputs[row])
             return scored_records(scores, labels, "what is scored", self.classes)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, an exit too, no result may tell
-            if not self.first_failure:
-                self.first_failure.append(error)
+        except BaseException:  # noqa: BLE001 - whatever it is, an exit too, no result may tell
+            if not self.has_failed:
+                self.has_failed = True
                 with suppress(BaseException):  # the function may have broken the log
                     _log.warning("what predict fails for counts as zero", exc_info=True)
             return np.full((len(labels), self.classes + 1), np.nan)

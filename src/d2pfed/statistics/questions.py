@@ -8,8 +8,7 @@ import numpy as np
 
 from d2pfed.errors import ConfigError
 from d2pfed.statistics.metrics import Metrics, MetricScheme, scored_records
-from d2pfed.statistics.records import Array
-from d2pfed.statistics.sums import Ball
+from d2pfed.statistics.records import Array, Ball
 
 STATISTIC = "d2pfed.statistic"  # the array that clients fill in, and the setting that names what they fill it with
 MEANS = "d2pfed.means"  # the setting that asks for means of a client's own metrics
@@ -48,9 +47,10 @@ class MetricMeans:
         """The length of a client's vector, whose norm is at most 1."""
         return len(self.metrics) + 1
 
-    @property
-    def _ball(self) -> Ball:
-        return Ball(len(self.metrics), math.sqrt(len(self.metrics)), _ALL)
+    def _scaling(self) -> tuple[Ball, Array, Array]:
+        """Return where scaled metrics are, the lower bound of each, and its range."""
+        low, high = (np.array([getattr(each, end) for each in self.metrics.values()]) for end in ("low", "high"))
+        return Ball(len(self.metrics), math.sqrt(len(self.metrics)), _ALL), low, high - low
 
     def encode(self, found: Mapping[str, float], examples: float) -> Array:
         """Return the vector of a client with these metrics over so many examples."""
@@ -59,22 +59,20 @@ class MetricMeans:
         values = np.array([found[name] for name in self.metrics], np.float64)
         if not np.isfinite(values).all() or not (math.isfinite(examples) and examples >= 0):
             raise ConfigError("this client's metrics and its number of examples must be finite")
-        low, width = self._scale()
+        ball, low, width = self._scaling()
         share = min(examples / self.max_examples, 1.0)
-        return np.asarray(share * self._ball.joint((2 * (values - low) / width - 1)[None, :])[0])
+        return np.asarray(share * ball.joint((2 * (values - low) / width - 1)[None, :])[0])
 
     def decode(self, total: Array, sigma: float) -> tuple[Metrics, Metrics]:
         """Return each metric's mean and standard error, from the sum of the clients' vectors and its noise."""
-        means, errors = self._ball.mean(total, sigma)
-        low, width = self._scale()
+        ball, low, width = self._scaling()
+        means, errors = ball.mean(total, sigma)
         values = low + width * (np.clip(means, *_ALL) + 1) / 2
-        spreads = errors * width / 2
-        value = {name: np.asarray(each) for name, each in zip(self.metrics, values, strict=True)}
-        return value, {name: np.asarray(each) for name, each in zip(self.metrics, spreads, strict=True)}
-
-    def _scale(self) -> tuple[Array, Array]:
-        low, high = (np.array([getattr(each, end) for each in self.metrics.values()]) for end in ("low", "high"))
-        return low, high - low
+        value, error = (
+            {name: np.asarray(each) for name, each in zip(self.metrics, found, strict=True)}
+            for found in (values, errors * width / 2)
+        )
+        return value, error
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
+from d2pfed.noise.clipping import Weighting
 
 Array = NDArray[np.float64]
 
+MOST_BINS = 1 << 12  # of scores, and of a quantile's matrix
 FEWEST = 2  # clients: one cannot hide among fewer
 _TOGETHER = 1 << 20  # numbers of encoded records that are in memory at once
 
@@ -70,6 +72,55 @@ class CodedRecords:
             yield rows
 
 
+@dataclass(frozen=True, slots=True)
+class Ball:
+    """Where vectors are brought to: within a radius of a center, and each of their numbers within bounds."""
+
+    dimension: int
+    radius: float
+    bounds: tuple[float, float] | None
+
+    @staticmethod
+    def of(dimension: int, clip: object, bounds: object) -> "Ball":
+        """Return where vectors are brought to by a clip, or by bounds on each number."""
+        if bounds is None and clip is None:
+            raise ConfigError(
+                "a mean needs bounds=(lowest, highest) on each number, or clip= on the norm, chosen without looking at "
+                "the data; got neither"
+            )
+        if bounds is None:
+            return Ball(dimension, positive("clip", clip), None)
+        if clip is not None:
+            raise ConfigError(f"a mean has a clip or bounds, got clip {clip} and bounds {bounds}")
+        low, high = interval(bounds)
+        return Ball(dimension, (high - low) / 2 * math.sqrt(dimension), (low, high))
+
+    @property
+    def center(self) -> float:
+        """The middle of the bounds."""
+        return 0.0 if self.bounds is None else sum(self.bounds) / 2
+
+    def around(self, vector: Array) -> Array:
+        """Return a vector as seen from the center, within the radius; one that is not finite is at the center."""
+        if self.bounds is None or not np.isfinite(vector).all():
+            return clipped(vector, self.radius)
+        return clipped(np.clip(vector, *self.bounds) - self.center, self.radius)
+
+    def joint(self, rows: Array) -> Array:
+        """Return rows with their weight of 1 as a last number, both scaled so that the norm is at most 1."""
+        both = Weighting.balanced(1.0, self.radius, self.dimension)
+        joint = [np.append(both.rest / self.radius * self.around(row), both.share) for row in rows]
+        return np.array(joint).reshape(len(rows), self.dimension + 1)
+
+    def mean(self, total: Array, sigma: float) -> tuple[Array, Array]:
+        """Return the weighted mean and its standard error, from a sum of weighted `joint` rows with this noise."""
+        weighting = Weighting.balanced(1.0, self.radius, self.dimension)
+        a, b = weighting.rest, weighting.share
+        weight = max(total[-1], sigma) / b
+        ratio = self.radius / a * total[:-1] / weight
+        return self.center + ratio, sigma * np.hypot(self.radius / a, ratio / b) / weight
+
+
 def are_known(records: Array) -> NDArray[np.bool_]:
     """Tell which records, one per row, are finite: the others count as zero."""
     rows = np.isfinite(records).reshape(len(records), math.prod(records.shape[1:]))
@@ -114,38 +165,33 @@ def settings(value: object, name: str) -> Array:
     return found
 
 
-def equal_vectors(data: object, what: str) -> tuple[list[Array], bool]:
-    """Return one vector per client, all of one length, and whether they were plain numbers."""
-    vectors = [numbers(each, f"{what} of client {at}") for at, each in enumerate(clients_of(data, what))]
-    shape = vectors[0].shape
-    if len(shape) > 1 or vectors[0].size == 0:
-        raise ConfigError(f"{what} must be one number or one vector per client, got the shape {shape}")
-    for at, each in enumerate(vectors):
-        if each.shape != shape:
-            raise ConfigError(f"{what} must have one length: client 0 has {shape}, client {at} has {each.shape}")
-    return [np.atleast_1d(each) for each in vectors], not shape
-
-
-def equal_rows(data: object, what: str) -> tuple[list[Array], bool]:
-    """Return the records of each client as rows of one length, and whether they were plain numbers."""
-    given = [numbers(each, f"{what} of client {at}") for at, each in enumerate(clients_of(data, what))]
-    shape = next((each.shape for each in given if each.size), (0,))
+def client_vectors(data: object, *, of_records: bool) -> tuple[list[Array], bool]:
+    """Return one vector per client, or its records as rows, all of one length, and whether they were plain numbers."""
+    given = [numbers(each, f"vectors of client {at}") for at, each in enumerate(clients_of(data, "vectors"))]
+    if of_records:
+        shape = next((each.shape for each in given if each.size), (0,))
+        for at, each in enumerate(given):
+            if not each.ndim or (each.size and (each.ndim > 2 or each.shape[1:] != shape[1:])):
+                raise ConfigError(
+                    f"vectors of client {at} must be a record per row, all alike, got the shape {each.shape}"
+                )
+        return [each.reshape(len(each), math.prod(shape[1:])) for each in given], len(shape) == 1
+    shape = given[0].shape
+    if len(shape) > 1 or given[0].size == 0:
+        raise ConfigError(f"vectors must be one number or one vector per client, got the shape {shape}")
     for at, each in enumerate(given):
-        if not each.ndim or (each.size and (each.ndim > 2 or each.shape[1:] != shape[1:])):
-            raise ConfigError(
-                f"{what} of client {at} must be a record per row, all alike, got the shape {each.shape}"
-            )
-    return [each.reshape(len(each), math.prod(shape[1:])) for each in given], len(shape) == 1
+        if each.shape != shape:
+            raise ConfigError(f"vectors must have one length: client 0 has {shape}, client {at} has {each.shape}")
+    return [np.atleast_1d(each) for each in given], not shape
 
 
-def columns(data: object, what: str) -> list[Array]:
+def client_lists(data: object) -> list[Array]:
     """Return one list of numbers per client; a single number is a list of one, and a list may be empty."""
     found = []
-    for at, each in enumerate(clients_of(data, what)):
-        values = np.atleast_1d(numbers(each, f"{what} of client {at}"))
-        if values.ndim != 1:
-            raise ConfigError(f"{what} of client {at} must be a list of numbers, got the shape {values.shape}")
-        found.append(values)
+    for at, each in enumerate(clients_of(data, "values")):
+        found.append(np.atleast_1d(numbers(each, f"values of client {at}")))
+        if found[-1].ndim != 1:
+            raise ConfigError(f"values of client {at} must be a list of numbers, got the shape {found[-1].shape}")
     return found
 
 

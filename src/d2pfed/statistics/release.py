@@ -61,6 +61,10 @@ class Terms:
         for name in self.privacy or {}:
             if name not in _CHANGEABLE:
                 raise ConfigError(f"privacy may change {', '.join(_CHANGEABLE)}, got {name!r}")
+        if self.ledger is not None and not isinstance(self.ledger, (Ledger, str, Path)):
+            raise ConfigError(
+                f"ledger must be a Ledger or the path of one or of a run, got {type(self.ledger).__name__}"
+            )
         if self.fidelity not in ("auto", *Fidelity):
             raise ConfigError(f"fidelity must be auto, {', '.join(Fidelity)}, got {self.fidelity!r}")
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
@@ -207,11 +211,9 @@ def drowned(total: float, sigma: float, what: str) -> tuple[str, ...]:
 def release(
     name: str, contributions: Sequence[Update], dimension: int, bound: float, terms: Terms
 ) -> Statistic[Array]:
-    """Charge a run of one round, add up what the clients contribute, and return the noisy sum.
+    """Charge a run of one round and one attempt, add up what the clients contribute, and return the noisy sum.
 
-    What is protected, a client's vector or a record's, has an L2 norm of at most `bound`, or is scaled down to it. The
-    run takes one attempt: what is calibrated for is what is charged. The noise is the least that a quorum less its
-    colluders needs.
+    What is protected, a client's vector or a record's, has an L2 norm of at most `bound`, or is scaled down to it.
     """
     clients = len(contributions)
     if not LEAST_BOUND <= bound <= 1 / LEAST_BOUND:
@@ -222,10 +224,14 @@ def release(
     fidelity = few if terms.fidelity == "auto" else Fidelity(terms.fidelity)
     entropy = Entropy.system() if terms.seed is None else Entropy.replay(str(terms.seed).encode())
     with ExitStack() as closing:
-        shared = _shared_ledger(terms, closing)
+        shared = terms.ledger
+        if isinstance(shared, (str, Path)):  # a ledger's file, or a run's directory
+            path = Path(shared)
+            shared = closing.enter_context(Ledger.open(path / "ledger.sqlite" if path.is_dir() else path))
         target = terms.target(dimension, clients, bound, shared)
         plan = _plan(target, bound)
-        charge, run, ledger = run_plan(plan), run_name(name, terms), shared
+        charge, ledger = run_plan(plan), shared
+        run = f"{name} {Entropy.system().key[:8].hex() if terms.seed is None else terms.seed}"
         if ledger is None:
             place = Path(closing.enter_context(TemporaryDirectory())) / "ledger.sqlite"
             ledger = closing.enter_context(Ledger.create(place, charge.budget))
@@ -253,9 +259,8 @@ def release_records(
 ) -> Statistic[Array]:
     """Release a sum over the clients' records.
 
-    Where a client is protected it contributes one vector: the mean of its records' vectors, or their sum scaled down to
-    `most` records. Where a record is, each contributes its own. One that is not finite contributes zero: its holder is
-    told, and no result.
+    A client contributes the mean of its records' vectors, or their sum scaled down to `most` records; where a record is
+    protected, each contributes its own. One that is not finite contributes zero: its holder is told, and no result.
     """
     if not all(are_known(records).all() for records in clients):
         _log.warning("some records hold what is no number, or is out of its range: they count as zero")
@@ -282,13 +287,6 @@ def _plan(target: PrivacyTarget, bound: float) -> Plan:
     return replace(plan, ring=Ring(min(MAX_BITS, plan.ring.bits + SPARE_BITS)))
 
 
-def run_name(name: str, terms: Terms) -> str:
-    """Return a name that no other release has, but for one that repeats from its seed."""
-    if terms.seed is not None:
-        return f"{name} {terms.seed}"
-    return f"{name} {Entropy.system().key[:8].hex()}"
-
-
 def _warnings(terms: Terms, target: PrivacyTarget, ledger: Ledger | None) -> tuple[str, ...]:
     found = []
     what, count = ("records", target.records or 0) if terms.of_records else ("clients", target.population)
@@ -304,15 +302,3 @@ def _warnings(terms: Terms, target: PrivacyTarget, ledger: Ledger | None) -> tup
     if terms.seed is not None:
         found.append("The noise follows from its seed: it protects nobody from whoever knows the seed.")
     return tuple(found)
-
-
-def _shared_ledger(terms: Terms, closing: ExitStack) -> Ledger | None:
-    """Return the ledger that was given: open already, or opened here from its file or a run's directory."""
-    if terms.ledger is None or isinstance(terms.ledger, Ledger):
-        return terms.ledger
-    if not isinstance(terms.ledger, (str, Path)):
-        raise ConfigError(
-            f"ledger must be a Ledger or the path of one or of a run, got {type(terms.ledger).__name__}"
-        )
-    path = Path(terms.ledger)
-    return closing.enter_context(Ledger.open(path / "ledger.sqlite" if path.is_dir() else path))

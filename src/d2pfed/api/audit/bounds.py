@@ -65,7 +65,8 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
     guesses the coins of as many as it likes. Without delta a guess is right with probability at most
     e^epsilon / (1 + e^epsilon), given the others.
     """
-    _check_guesses(canaries, guesses, correct)
+    if not 0 <= correct <= guesses <= canaries:
+        raise ConfigError(f"correct <= guesses <= canaries must hold, got {correct}, {guesses}, {canaries}")
     right = 1 / (1 + math.exp(-epsilon))
     tail = float(binom.sf(correct - 1, guesses, right))
     if not delta or not correct:
@@ -93,7 +94,6 @@ def refutes_gaussian(canaries: int, guesses: int, correct: int, mu: float, alpha
 
 def one_run_gaussian_epsilon(canaries: int, guesses: int, correct: int, delta: float, alpha: float) -> float:
     """Return the largest epsilon that one run's guesses refute if the trade-off curve is a Gaussian one."""
-    _check_guesses(canaries, guesses, correct)
     mu = _largest(lambda mu: refutes_gaussian(canaries, guesses, correct, mu, alpha), _MOST_MU)
     return float(get_epsilon_gaussian(1 / mu, delta)) if mu > 0 else 0.0
 
@@ -116,8 +116,3 @@ def _largest(refutes: Callable[[float], bool], most: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if refutes(middle) else (low, middle)
     return low
-
-
-def _check_guesses(canaries: int, guesses: int, correct: int) -> None:
-    if not 0 <= correct <= guesses <= canaries:
-        raise ConfigError(f"correct <= guesses <= canaries must hold, got {correct}, {guesses}, {canaries}")

@@ -34,39 +34,24 @@ SHOWS = (
 class Worlds(StrEnum):
     """The two worlds that the server has to tell apart."""
 
-    NEIGHBOURS = "neighbours"  # one client's vector differs as much as the adjacency allows
+    NEIGHBORS = "neighbours"  # one client's vector differs as much as the adjacency allows
     SAME = "same"  # nothing differs: whatever is found is an error of the audit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MechanismAudit:
-    """What the attack on the mechanism came to.
+    """What the attack on the mechanism came to."""
 
-    Attributes:
-        claimed: epsilon against the server of all releases of a trial.
-        delta: of the claim and of the bounds.
-        counted: lower bound by Clopper-Pearson intervals alone.
-        gaussian: lower bound if the mechanism's trade-off curve is a Gaussian one.
-        confidence: that both bounds hold together.
-        trials: per world, fixed beforehand.
-        errors: false alarms and misses at the middle threshold.
-        releases: rounds per trial.
-        cohort_size, survivors: clients asked, and in the sum: the fewest that may be.
-        mechanism, fidelity: what was run.
-        worlds: whether they were neighbours, or the same.
-        shows: what this can and cannot show.
-    """
-
-    claimed: float
-    delta: float
-    counted: float
-    gaussian: float
-    confidence: float
-    trials: int
-    errors: tuple[int, int]
-    releases: int
+    claimed: float  # epsilon against the server of all releases of a trial
+    delta: float  # of the claim and of the bounds
+    counted: float  # lower bound by Clopper-Pearson intervals alone
+    gaussian: float  # lower bound if the mechanism's trade-off curve is a Gaussian one
+    confidence: float  # that both bounds hold together
+    trials: int  # per world, fixed beforehand
+    errors: tuple[int, int]  # false alarms and misses at the middle threshold
+    releases: int  # rounds per trial
     cohort_size: int
-    survivors: int
+    survivors: int  # in the sum: the fewest that may be
     mechanism: str
     fidelity: Fidelity
     worlds: Worlds
@@ -104,7 +89,7 @@ def audit_mechanism(
     entropy: Entropy | None = None,
     confidence: float = 0.99,
     fidelity: Fidelity = Fidelity.PROTOCOL,
-    worlds: Worlds = Worlds.NEIGHBOURS,
+    worlds: Worlds = Worlds.NEIGHBORS,
 ) -> MechanismAudit:
     """Attack a plan: `trials` times in each of two worlds, its rounds are run and the server guesses the world.
 
@@ -125,22 +110,19 @@ def audit_mechanism(
             f"{plan.codec.clip:g}"
         )
     root = Entropy.system() if entropy is None else entropy
-    attack, two_sided = _Attack.on(plan, fidelity), plan.adjacency is Adjacency.REPLACE_ONE
+    rounds, two_sided = _directions(plan), plan.adjacency is Adjacency.REPLACE_ONE
     lower = -_BEYOND if two_sided else 0.0  # the target's vector in each world, along what is attacked
-    seen = [
-        np.array([attack.statistic(world, root.child("trial", trial, "world", place)) for trial in range(trials)])
-        for place, world in enumerate((lower, lower if worlds is Worlds.SAME else _BEYOND))
-    ]
+    seen = []
+    for place, world in enumerate((lower, lower if worlds is Worlds.SAME else _BEYOND)):
+        sources = (root.child("trial", trial, "world", place) for trial in range(trials))
+        seen.append(np.array([_statistic(plan, fidelity, rounds, world, source) for source in sources]))
     # The threshold halfway between the two worlds, and the planned standard deviation of the statistic.
     middle = 0.0 if two_sided else plan.rounds * plan.codec.clip / 2
     spread = math.sqrt(plan.rounds * plan.noise(plan.quorum).sum_variance) * plan.codec.granularity
-    counts = {
-        offset: (
-            int(np.sum(seen[0] > middle + offset * spread)),
-            int(np.sum(seen[1] <= middle + offset * spread)),
-        )
-        for offset in _OFFSETS
-    }
+    counts = {}
+    for offset in _OFFSETS:
+        threshold = middle + offset * spread
+        counts[offset] = int(np.sum(seen[0] > threshold)), int(np.sum(seen[1] <= threshold))
     alpha = (1 - confidence) / 2  # one half for each kind of bound
     release, cap = plan.release("", 0, 0, (), plan.quorum), plan.max_participations
     claimed = account([release] * plan.max_attempts, SERVER, delta=plan.delta, max_participations=cap)
@@ -163,49 +145,45 @@ def audit_mechanism(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Attack:
-    """One plan, its worst-case neighbours, and what the server makes of the sums."""
+def _directions(plan: Plan) -> list[tuple[Session, FloatVector]]:
+    """Return the rounds of a trial, each with the direction that is attacked in it.
 
-    plan: Plan
-    fidelity: Fidelity
-    rounds: tuple[tuple[Session, FloatVector], ...] = field(repr=False)  # each with the direction attacked in it
+    After its rotation the client's vector has opposite signs in any two releases that follow each other. The best test
+    of fresh noise is then also one from which noise that is used again falls out.
+    """
+    rounds: list[tuple[Session, FloatVector]] = []
+    rotation = plan.codec.rotation
+    for number in range(plan.rounds):
+        session = session_of(plan, Attempt("audit", number, 0), tuple(range(plan.cohort_size)))
+        direction = np.eye(1, plan.dimension, dtype=np.float32)[0]
+        if rounds:
+            before = rotation.forward(rounds[-1][1], rotation_seed(rounds[-1][0]))
+            direction = rotation.inverse(-before, rotation_seed(session)).astype(np.float32)
+        rounds.append((session, direction))
+    return rounds
 
-    @staticmethod
-    def on(plan: Plan, fidelity: Fidelity) -> "_Attack":
-        """Choose the directions.
 
-        After its rotation the client's vector has opposite signs in any two releases that follow each other. The best
-        test of fresh noise is then also one from which noise that is used again falls out.
-        """
-        rounds: list[tuple[Session, FloatVector]] = []
-        rotation = plan.codec.rotation
-        for number in range(plan.rounds):
-            session = session_of(plan, Attempt("audit", number, 0), tuple(range(plan.cohort_size)))
-            direction = np.eye(1, plan.dimension, dtype=np.float32)[0]
-            if rounds:
-                before = rotation.forward(rounds[-1][1], rotation_seed(rounds[-1][0]))
-                direction = rotation.inverse(-before, rotation_seed(session)).astype(np.float32)
-            rounds.append((session, direction))
-        return _Attack(plan, fidelity, tuple(rounds))
+def _statistic(
+    plan: Plan,
+    fidelity: Fidelity,
+    rounds: Sequence[tuple[Session, FloatVector]],
+    world: float,
+    entropy: Entropy,
+) -> float:
+    """Run the rounds of one trial and return what the server sees along the attacked directions.
 
-    def statistic(self, world: float, entropy: Entropy) -> float:
-        """Run the rounds of one trial and return what the server sees along the attacked directions.
-
-        Each round has as few survivors as may be, and all but the target send zero.
-        """
-        plan, found = self.plan, 0.0
-        zero, length = np.zeros(plan.dimension, np.float32), np.float32(world * plan.codec.clip)
-        for session, direction in self.rounds:
-            vectors = dict.fromkeys(session.cohort[: plan.quorum], zero) | {TARGET_CLIENT: length * direction}
-            federation = SimulatedFederation(
-                plan=plan, backend=_Given(vectors), entropy=entropy, fidelity=self.fidelity
-            )
-            collected = federation.collect(session, zero, dict.fromkeys(session.cohort, session.round))
-            total = plan.ring.center(collected.unmask().vector)
-            mean = plan.codec.decode(total, rotation_seed(session), plan.cohort_size)
-            found += float(np.dot(mean.astype(np.float64), direction))
-        return found * plan.cohort_size
+    Each round has as few survivors as may be, and all but the target send zero.
+    """
+    found = 0.0
+    zero, length = np.zeros(plan.dimension, np.float32), np.float32(world * plan.codec.clip)
+    for session, direction in rounds:
+        vectors = dict.fromkeys(session.cohort[: plan.quorum], zero) | {TARGET_CLIENT: length * direction}
+        federation = SimulatedFederation(plan=plan, backend=_Given(vectors), entropy=entropy, fidelity=fidelity)
+        collected = federation.collect(session, zero, dict.fromkeys(session.cohort, session.round))
+        total = plan.ring.center(collected.unmask().vector)
+        mean = plan.codec.decode(total, rotation_seed(session), plan.cohort_size)
+        found += float(np.dot(mean.astype(np.float64), direction))
+    return found * plan.cohort_size
 
 
 @dataclass(frozen=True, slots=True)

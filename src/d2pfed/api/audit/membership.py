@@ -14,14 +14,13 @@ from safetensors.numpy import load_file
 from d2pfed.api.audit.bounds import upper_rate
 from d2pfed.api.job import Job
 from d2pfed.errors import ConfigError
-from d2pfed.learning import Examples, Model, example_losses
+from d2pfed.learning import Examples, example_losses
 from d2pfed.ledger import RowKind, read_rows
 from d2pfed.ledger.files import replace_file
-from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.runs.report import make_plots
 
-_LEVELS = (0.001, 0.01, 0.1)  # false positive rates at which the attack is told in numbers
+LEVELS = (0.001, 0.01, 0.1)  # false positive rates at which the attack is told in numbers
 _ALPHA = 0.05  # of the one-sided bound on a true positive rate
 
 SHOWS = (
@@ -32,22 +31,14 @@ SHOWS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipCurve:
-    """True against false positive rates of an attack that calls members whoever has a low loss.
+    """True against false positive rates of an attack that calls members whoever has a low loss."""
 
-    Attributes:
-        false_positive, true_positive: the curve, from no alarm to all.
-        members, others: how many records of each kind were scored.
-        others_are: where the others come from.
-        epsilon, delta: what is claimed for one client to an observer of the released models; it bounds the curve.
-        shows: what this can and cannot show.
-    """
-
-    false_positive: NDArray[np.float64] = field(repr=False)
+    false_positive: NDArray[np.float64] = field(repr=False)  # from no alarm to all
     true_positive: NDArray[np.float64] = field(repr=False)
-    members: int
+    members: int  # records that were scored
     others: int
-    others_are: str
-    epsilon: float
+    others_are: str  # where they come from
+    epsilon: float  # claimed for one client to an observer of the released models; it bounds the curve
     delta: float
     shows: str = SHOWS
 
@@ -64,19 +55,10 @@ class MembershipCurve:
 
     def summary(self) -> dict[str, object]:
         """Return the attack in numbers."""
-        return {
-            "area": self.area,
-            "levels": [
-                {"false_positive": level, "true_positive": self.at(level)[0], "at_most": self.at(level)[1]}
-                for level in _LEVELS
-            ],
-            "members": self.members,
-            "others": self.others,
-            "others_are": self.others_are,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "shows": self.shows,
-        }
+        rates = [(level, *self.at(level)) for level in LEVELS]
+        levels = [dict(zip(("false_positive", "true_positive", "at_most"), each, strict=True)) for each in rates]
+        stated = ("members", "others", "others_are", "epsilon", "delta", "shows")
+        return {"area": self.area, "levels": levels} | {name: getattr(self, name) for name in stated}
 
 
 def curve(members: NDArray[np.float64], others: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
@@ -99,20 +81,24 @@ def attack_membership(run: Path, job: Job, records: int = 10_000) -> MembershipC
     ledger = run / "ledger.sqlite"
     if job.plan is None or not ledger.exists():
         raise ConfigError(f"the run in {run} has no ledger of its own that tells who took part")
-    released = [row.release for row in read_rows(ledger) if row.kind is RowKind.COMMIT]
-    took_part = {client for release in released if release is not None for client in release.participants}
-    asked = {client for row in read_rows(ledger) if row.release is not None for client in row.release.participants}
+    took_part, asked = set[int](), set[int]()
+    for row in read_rows(ledger):
+        if row.release is not None:
+            asked.update(row.release.participants)
+            took_part.update(row.release.participants if row.kind is RowKind.COMMIT else ())
     rest = [client for client in range(job.clients.population) if client not in asked]
     if not took_part:
         raise ConfigError(f"nobody took part in the run in {run}")
     arrays = load_file(run / "model.safetensors")
     params = np.concatenate([arrays[name].reshape(-1) for name in job.model.names])
-    members = _losses(job.model, params, _records(job, sorted(took_part), records))
-    others = (
-        _losses(job.model, params, _records(job, rest, records))
-        if rest
-        else _losses(job.model, params, iter([] if job.validation is None else [job.validation]))
-    )
+    outside = iter([] if job.validation is None else [job.validation])
+    losses = []
+    for parts in (_records(job, sorted(took_part), records), _records(job, rest, records) if rest else outside):
+        found = [example_losses(job.model, params, part) for part in parts]
+        if not found:
+            raise ConfigError("an attack needs at least one record of members and of others, got 0")
+        losses.append(np.concatenate(found))
+    members, others = losses
     false, true = curve(-members, -others)
     return MembershipCurve(
         false_positive=false,
@@ -130,20 +116,13 @@ def _records(job: Job, clients: list[int], most: int) -> Iterator[Examples]:
     count = 0
     for place in Entropy.system().stream().permutation(len(clients)):
         found = job.clients.examples(clients[int(place)])
-        if not isinstance(found, Examples):
+        if not found.are_tensors:
             raise ConfigError("an attack needs clients that hold one tensor of inputs and one of labels")
         if len(found):
             yield found
         count += len(found)
         if count >= most:
             return
-
-
-def _losses(model: Model, params: FloatVector, parts: Iterator[Examples]) -> NDArray[np.float64]:
-    found = [example_losses(model, params, part) for part in parts]
-    if not found:
-        raise ConfigError("an attack needs at least one record of members and of others, got 0")
-    return np.concatenate(found)
 
 
 def write_plot(found: MembershipCurve, directory: Path) -> Path:

@@ -14,6 +14,7 @@ from d2pfed.api.audit.bounds import check_confidence, one_run_epsilon, one_run_g
 from d2pfed.api.job import Job
 from d2pfed.errors import ConfigError
 from d2pfed.learning import RecordTrainer
+from d2pfed.learning.record_gradients import SiloUnits
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import IntVector
@@ -22,7 +23,7 @@ from d2pfed.round import Attempt, Collected, Units, rotation_seed
 from d2pfed.runs import End, ExchangeRecord, Listener, TrainingAudit
 from d2pfed.secagg import Session, Sum
 from d2pfed.simulation import Backend, SimulatedFederation, TrainClients
-from d2pfed.simulation.silos import RecordGradients, Silos
+from d2pfed.simulation.backend import RecordGradients, Silos
 
 # Of the canaries that took part: the surest guesses, each number fixed beforehand.
 _SHARES = (0.125, 0.25, 0.5, 1.0)
@@ -122,7 +123,9 @@ class CanaryRecords:
 
     def units(self, params: FloatVector, client: int) -> Units:
         """Return a silo's units under a model."""
-        return _CanaryUnits(self, params, client)
+        return SiloUnits(
+            self.count(client), lambda own: (found for _, found in self.chunks(params, [(client, own)]))
+        )
 
     def chunks(
         self, params: FloatVector, wanted: Sequence[tuple[int, IntVector]]
@@ -138,24 +141,6 @@ class CanaryRecords:
                     found[row] = self.canaries.update(place, len(params))
             done += len(vectors)
             yield silos, found
-
-
-@dataclass(frozen=True, slots=True)
-class _CanaryUnits:
-    """One silo's units, canaries among them."""
-
-    gradients_of: CanaryRecords
-    params: FloatVector = field(repr=False)
-    client: int
-
-    @property
-    def count(self) -> int:
-        """How many units there are."""
-        return self.gradients_of.count(self.client)
-
-    def gradients(self, chosen: IntVector) -> Iterator[NDArray[np.float32]]:
-        """Yield rows with the vectors of the chosen units."""
-        return (vectors for _, vectors in self.gradients_of.chunks(self.params, [(self.client, chosen)]))
 
 
 @dataclass(slots=True)
@@ -251,44 +236,32 @@ def audit_training(
         raise ConfigError("a run in the clear claims nothing that an audit could refute")
     check_confidence(confidence)
     root = Entropy.system() if entropy is None else entropy
-    canaries, backend = _with_canaries(job, plan, count, start, root)
-    with closing(backend), TemporaryDirectory() as directory, job.open(Path(directory) / "audit", None) as run:
-        nothing = np.zeros(count), np.zeros(count, np.bool_)
-        watched = WatchedFederation(job.federation(run, backend), canaries, *nothing)
-        summary = run.train(watched, job.evaluator, listen, evaluate_every=plan.rounds)
-        if summary.end is not End.COMPLETE:
-            raise ConfigError(f"the audited run ended early: {summary.stopped}")
-        return audit_scores(watched, confidence)
-
-
-def _with_canaries(
-    job: Job, plan: Plan, count: int, start: Callable[[TrainClients], Backend], root: Entropy
-) -> tuple[Canaries, Backend]:
-    """Return the canaries of a run, and its clients or silos with them in their places."""
     params, population = job.model.initial(), plan.sampling.population
     if plan.unit is Unit.CLIENT:
         sent = job.trainer()(params, range(0, population, -(-population // _CLIENTS)), 0)
         canaries = Canaries.draw(count, plan, [1] * population, sent, root)
-        return canaries, start(CanaryTraining(job.trainer(), canaries))
-    trainer = RecordTrainer(job.model, job.clients).tried(params, plan.divisor)
-    units = [trainer.count(silo) for silo in range(population)]
-    looked_at = [(silo, np.arange(min(held, _RECORDS))) for silo, held in enumerate(units)]
-    sent = (vectors for _, vectors in trainer.chunks(params, looked_at))
-    canaries = Canaries.draw(count, plan, units, sent, root)
-    return canaries, Silos(CanaryRecords(trainer, canaries))
-
-
-def audit_scores(watched: WatchedFederation, confidence: float) -> TrainingAudit:
-    """Return the lower bounds that the canaries' scores give, beside what the plan claims against the server."""
-    plan, seen = watched.inner.plan, watched.seen
-    count, present = len(seen), int(seen.sum())
+        backend = start(CanaryTraining(job.trainer(), canaries))
+    else:
+        trainer = RecordTrainer(job.model, job.clients).tried(params, plan.divisor)
+        units = [trainer.count(silo) for silo in range(population)]
+        looked_at = [(silo, np.arange(min(held, _RECORDS))) for silo, held in enumerate(units)]
+        sent = (vectors for _, vectors in trainer.chunks(params, looked_at))
+        canaries = Canaries.draw(count, plan, units, sent, root)
+        backend = Silos(CanaryRecords(trainer, canaries))
+    scores, seen = np.zeros(count), np.zeros(count, np.bool_)
+    with closing(backend), TemporaryDirectory() as directory, job.open(Path(directory) / "audit", None) as run:
+        watched = WatchedFederation(job.federation(run, backend), canaries, scores, seen)
+        summary = run.train(watched, job.evaluator, listen, evaluate_every=plan.rounds)
+    if summary.end is not End.COMPLETE:
+        raise ConfigError(f"the audited run ended early: {summary.stopped}")
+    present = int(seen.sum())
     if not present:
         raise ConfigError(f"none of {count} canaries took part in a sum: take more of them")
     alpha = (1 - confidence) / (2 * len(_SHARES))  # two bounds, at each number of guesses
     tries = []
     for share in _SHARES:
         guesses = int(np.ceil(share * present))
-        right = guess(watched.scores[seen], watched.canaries.coins[seen], guesses)
+        right = guess(scores[seen], canaries.coins[seen], guesses)
         # The server knows who took part, whatever the coins: the others' coins are none that it could guess.
         given = present, guesses, right, plan.delta, alpha
         tries.append((one_run_epsilon(*given), one_run_gaussian_epsilon(*given), guesses, right))

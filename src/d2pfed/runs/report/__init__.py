@@ -11,7 +11,7 @@ from statistics import median
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from d2pfed.accounting import Adjacency, Guarantee, Unit, View, round_up
+from d2pfed.accounting import Adjacency, Guarantee, Unit, View, is_amplified, round_up
 from d2pfed.errors import ConfigError
 from d2pfed.ledger.files import replace_file, require_no_link
 from d2pfed.numerics import canonical
@@ -107,11 +107,19 @@ def render(report: RunReport, drawn: Sequence[tuple[Plot, Drawing]]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["marked"] = _marked
     template = environment.from_string(files(__package__).joinpath("page.html.j2").read_text("utf-8"))
-    plan = report.plan
+    plan, summary, floats = report.plan, report.summary, 4 * report.summary.dimension
+    size = f"An update has {summary.dimension:,} parameters, as 32-bit floats {floats:,} bytes."
+    if plan is not None:
+        size = (
+            f"A masked vector has {plan.codec.length:,} coordinates for {summary.dimension:,} parameters, at "
+            f"{summary.bits} bits each {summary.upload_bytes:,} bytes; as 32-bit floats it would be {floats:,} bytes, "
+            f"{floats / summary.upload_bytes:.3g} times as much. Keys and shares come on top, whatever the model's "
+            "size."
+        )
     warnings = [] if report.plan_summary is None else list(report.plan_summary.warnings)
     if plan is None:
         warnings.insert(0, "This run was trained in the clear: it protects nobody.")
-    elif report.summary.repeatable:
+    elif summary.repeatable:
         warnings.insert(0, "This run repeats from its seed: it protects nobody from whoever knows the seed.")
     return template.render(
         report=report,
@@ -119,12 +127,14 @@ def render(report: RunReport, drawn: Sequence[tuple[Plot, Drawing]]) -> str:
         dark={ink.name.lower(): colour for ink, colour in _DARK.items()},
         state=_state(report),
         facts=_facts(report),
-        guarantees=[guarantee_text(report, item) for item in report.summary.guarantees],
+        guarantees=[guarantee_text(report, item) for item in summary.guarantees],
         meaning="" if plan is None else " ".join(record_terms(plan)) or meaning(plan.adjacency),
         audit="" if report.audit is None else audit_text(report.audit),
+        # The guarantee to `released` rests on nobody else knowing who took part.
+        amplified=plan is not None and is_amplified(plan.sampling),
         warnings=warnings,
         figures=[(Markup(drawing.inline), plot.caption) for plot, drawing in drawn],  # noqa: S704 - our own drawing, escaped where it was made
-        size=_size(report),
+        size=size,
         rows=_rows(report),
         exchanges=_exchanges(report),
         plan=() if plan is None else table(json.loads(canonical.encode(plan))),
@@ -133,20 +143,15 @@ def render(report: RunReport, drawn: Sequence[tuple[Plot, Drawing]]) -> str:
 
 
 def _state(report: RunReport) -> str:
-    done, planned = report.summary.rounds, report.planned_rounds
-    if report.summary.end is End.EXHAUSTED:
-        return (
-            f"Ended after round {done:,} of {planned:,}: {report.summary.stopped}. It cannot go on, and the test data "
-            "stay closed."
-        )
-    if report.summary.end is End.INTERRUPTED:
-        return (
-            f"Stopped after round {done:,} of {planned:,}: {report.summary.stopped or 'rounds are left'}. "
-            "The same command resumes it; the test data stay closed until the end."
-        )
-    if report.summary.end is End.STOPPED:
-        return f"Finished after round {done:,} of {planned:,}, by its declared rule: {report.summary.stopped}."
-    return f"Finished after {done:,} round{'s' * (done != 1)}."
+    done, planned, why = report.summary.rounds, report.planned_rounds, report.summary.stopped
+    after = f"after round {done:,} of {planned:,}"
+    return {
+        End.COMPLETE: f"Finished after {done:,} round{'s' * (done != 1)}.",
+        End.STOPPED: f"Finished {after}, by its declared rule: {why}.",
+        End.INTERRUPTED: f"Stopped {after}: {why or 'rounds are left'}. The same command resumes it; the test data "
+        "stay closed until the end.",
+        End.EXHAUSTED: f"Ended {after}: {why}. It cannot go on, and the test data stay closed.",
+    }[report.summary.end]
 
 
 def _facts(report: RunReport) -> list[tuple[str, str, str]]:
@@ -173,18 +178,6 @@ def _facts(report: RunReport) -> list[tuple[str, str, str]]:
     width = 32 if summary.bits is None else summary.bits
     upload = ("Upload", in_bytes(summary.upload_bytes), "per client per round")
     return [*facts, upload, ("Width", f"{width} bits", "per coordinate")]
-
-
-def _size(report: RunReport) -> str:
-    plan, summary = report.plan, report.summary
-    plain = 4 * summary.dimension
-    if plan is None:
-        return f"An update has {summary.dimension:,} parameters, as 32-bit floats {plain:,} bytes."
-    return (
-        f"A masked vector has {plan.codec.length:,} coordinates for {summary.dimension:,} parameters, at "
-        f"{summary.bits} bits each {summary.upload_bytes:,} bytes; as 32-bit floats it would be {plain:,} bytes, "
-        f"{plain / summary.upload_bytes:.3g} times as much. Keys and shares come on top, whatever the model's size."
-    )
 
 
 def _exchanges(report: RunReport) -> list[tuple[str, str, str]]:
@@ -246,12 +239,21 @@ def guarantee_text(report: RunReport, item: Guarantee) -> GuaranteeText:
     scope = f"cohorts {item.sampling}; each client contributes at most {often}"
     if of_records:
         scope = f"{item.sampling}; each silo sends at most {item.max_participations:,} vectors"
+    bound = f"epsilon {round_up(item.epsilon, 4)} at delta {round_up(item.delta, 3)}"
+    if not math.isfinite(item.epsilon):
+        because = f": {item.reason}" if item.reason else ""
+        limit = f"may learn anything about a {item.unit}: epsilon is infinite{because}."
+    elif item.epsilon > NO_PROTECTION:
+        limit = f"can learn about one {item.unit} what {bound} allows, which is too much to call a protection."
+    else:
+        factor = round_up(math.exp(item.epsilon), 3)
+        limit = f"can learn about one {item.unit} no more than {bound} allows: a factor of {factor}."
     part = {other.observer: other.epsilon for other in report.summary.so_far}.get(item.observer)
     return GuaranteeText(
         observer=str(item.observer),
         exact=repr(item.epsilon),
         epsilon=round_up(item.epsilon, 4),
-        sentence=f"{sight} {_limit(item)}",
+        sentence=f"{sight} {limit}",
         scope=f"Per {item.unit}, {item.adjacency}; {scope}.",
         so_far="" if part is None else round_up(part, 4),
     )
@@ -275,14 +277,3 @@ def meaning(adjacency: Adjacency) -> str:
         "Whatever an observer concludes about a client is at most e^epsilon times as likely, plus delta, with the "
         f"client's own contribution as with {_OTHER_WORLD[adjacency]} ({adjacency}), and the other way round."
     )
-
-
-def _limit(item: Guarantee) -> str:
-    if not math.isfinite(item.epsilon):
-        because = f": {item.reason}" if item.reason else ""
-        return f"may learn anything about a {item.unit}: epsilon is infinite{because}."
-    bound = f"epsilon {round_up(item.epsilon, 4)} at delta {round_up(item.delta, 3)}"
-    if item.epsilon > NO_PROTECTION:
-        return f"can learn about one {item.unit} what {bound} allows, which is too much to call a protection."
-    factor = round_up(math.exp(item.epsilon), 3)
-    return f"can learn about one {item.unit} no more than {bound} allows: a factor of {factor}."

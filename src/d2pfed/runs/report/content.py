@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from d2pfed.accounting import is_amplified
 from d2pfed.errors import ConfigError, DamagedFile
 from d2pfed.numerics import canonical
 from d2pfed.plan import MechanismName, Plan, PlanSummary, PrivacyTarget, RotationName, describe
 from d2pfed.plan.describe import describe_plan
 from d2pfed.plan.plan import TYPES
-from d2pfed.runs.plain import from_json, parse, read_text, require_directory
+from d2pfed.runs.json_files import from_json, parse, read_text, require_directory
 from d2pfed.runs.records import RoundRecord, RunSummary, TrainingAudit
 
 Value = TypeVar("Value")
@@ -73,11 +72,6 @@ class RunReport:
                 f"{self.planned_rounds} rounds were planned, the summary has {self.summary.rounds} and the metrics go "
                 f"up to {max(numbers, default=0)}"
             )
-
-    @property
-    def amplified(self) -> bool:
-        """Whether the guarantee to `released` rests on nobody else knowing who took part."""
-        return self.plan is not None and is_amplified(self.plan.sampling)
 
     @property
     def metric_names(self) -> tuple[str, ...]:

@@ -163,14 +163,11 @@ def _apart(heights: Sequence[float], gap: float) -> list[float]:
 def plots_of(report: RunReport) -> list[Plot]:
     """Return the plots that this run allows: none without a round, no survivors where sizes are secret."""
     metrics = [_metric_plot(report, name, number) for number, name in enumerate(report.metric_names, 1)]
-    found = [*metrics[:1]]
     if report.rounds and report.plan is not None:
-        found += [_upload_plot(report, report.plan), _attempts_plot(report, report.plan), _noise_plot(report)]
-        found += _clip_plots(report, report.plan)
-    found += metrics[1:]
-    if report.rounds and report.plan is not None:
-        found.append(_survivors_plot(report, report.plan))
-    return [plot for plot in found if plot is not None]
+        upload, attempts = _upload_plot(report, report.plan), _attempts_plot(report, report.plan)
+        private = [upload, attempts, *_norm_plots(report, report.plan)]
+        metrics = [*metrics[:1], *private, *metrics[1:], _survivors_plot(report, report.plan)]
+    return [plot for plot in metrics if plot is not None]
 
 
 def _numbers(rounds: tuple[RoundRecord, ...]) -> tuple[float, ...]:
@@ -241,49 +238,51 @@ def _upload_plot(report: RunReport, plan: Plan) -> Plot | None:
     )
 
 
-def _noise_plot(report: RunReport) -> Plot:
+def _norm_plots(report: RunReport, plan: Plan) -> list[Plot]:
+    """Return noise and signal by round and, where the clip adapts, the clip and the fraction of updates beyond it."""
     numbers, clips = _numbers(report.rounds), tuple(report.clip_in(record) for record in report.rounds)
     norms = tuple(record.update_norm for record in report.rounds)
     noises = tuple(report.noise_in(record) for record in report.rounds)
     signals = tuple(report.signal_in(record) for record in report.rounds)
     fixed, steady = len(set(clips)) == 1, len(set(noises)) == 1
-    lines = (
-        Line(f"clip {clips[-1]:.4g}", Ink.TEXT, clips[:1] if fixed else clips, () if fixed else numbers),
-        Line(f"noise {noises[-1]:.3g}", Ink.LIMIT, noises[:1] if steady else noises, () if steady else numbers),
-        Line(f"measured {norms[-1]:.3g}", Ink.MAIN, norms, numbers),
-        Line(f"signal {signals[-1]:.3g}", Ink.THIRD, signals, numbers),
-    )
-    caption = (
-        f"Measured is the mean with its noise, whose expected norm in the last round is {noises[-1]:.4g}: "
+    noise = Plot(
+        name="noise",
+        title="Norm of the mean update",
+        lines=(
+            Line(f"clip {clips[-1]:.4g}", Ink.TEXT, clips[:1] if fixed else clips, () if fixed else numbers),
+            Line(
+                f"noise {noises[-1]:.3g}", Ink.LIMIT, noises[:1] if steady else noises, () if steady else numbers
+            ),
+            Line(f"measured {norms[-1]:.3g}", Ink.MAIN, norms, numbers),
+            Line(f"signal {signals[-1]:.3g}", Ink.THIRD, signals, numbers),
+        ),
+        caption=f"Measured is the mean with its noise, whose expected norm in the last round is {noises[-1]:.4g}: "
         f"{noises[-1] / clips[-1]:.3g} times the clip, which no client's update exceeds. "
-        "Signal is what the noise does not explain."
+        "Signal is what the noise does not explain.",
     )
-    return Plot(name="noise", title="Norm of the mean update", lines=lines, caption=caption)
-
-
-def _clip_plots(report: RunReport, plan: Plan) -> list[Plot]:
-    """Return the clip and the fraction of updates beyond it by round, where the clip adapts."""
     if plan.adaptive_clip is None:
-        return []
-    numbers, clips = _numbers(report.rounds), tuple(report.clip_in(record) for record in report.rounds)
+        return [noise]
     shares = tuple(record.fraction_clipped or 0.0 for record in report.rounds)
     wanted, late = 1 - plan.adaptive_clip.quantile, shares[-min(len(shares), _LATE) :]
-    lines = (
-        Line(f"target {percent(wanted)}", Ink.LIMIT, (wanted,)),
-        Line(f"estimate {percent(shares[-1])}", Ink.MAIN, shares, numbers),
-    )
-    caption = (
-        f"Estimated from one bit per client inside the private sum; {percent(sum(late) / len(late))} on average "
-        f"over the last {len(late):,} rounds. A client that was missing or had nothing to send counts as one half."
-    )
     moved = Plot(
         name="clip",
         title="Clip",
         lines=(Line(f"clip {clips[-1]:.4g}", Ink.MAIN, clips, numbers),),
         caption=f"From {clips[0]:.4g} in the first round to {clips[-1]:.4g} in the last; it is public.",
     )
-    title = "Fraction of updates clipped"
-    return [moved, Plot(name="clipped", title=title, lines=lines, is_share=True, caption=caption)]
+    clipped = Plot(
+        name="clipped",
+        title="Fraction of updates clipped",
+        lines=(
+            Line(f"target {percent(wanted)}", Ink.LIMIT, (wanted,)),
+            Line(f"estimate {percent(shares[-1])}", Ink.MAIN, shares, numbers),
+        ),
+        is_share=True,
+        caption=f"Estimated from one bit per client inside the private sum; {percent(sum(late) / len(late))} on "
+        f"average over the last {len(late):,} rounds. A client that was missing or had nothing to send counts as one "
+        "half.",
+    )
+    return [noise, moved, clipped]
 
 
 def _survivors_plot(report: RunReport, plan: Plan) -> Plot | None:

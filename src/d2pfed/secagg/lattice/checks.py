@@ -1,4 +1,4 @@
-"""What a client of the lattice protocol insists on before it answers.
+"""What the lattice protocol insists on, beyond the checks that all protocols share.
 
 Tests show what each rule prevents: with that one rule patched away, the attack on it succeeds.
 """
@@ -6,23 +6,11 @@ Tests show what each rule prevents: with that one rule patched away, the attack 
 from collections.abc import Mapping
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.secagg import crypto
+from d2pfed.secagg.checks import is_own, require_signed
 from d2pfed.secagg.lattice import session as sessions
-from d2pfed.secagg.lattice.messages import Advert, Survivors
+from d2pfed.secagg.lattice.messages import Advert, SignedKey, Survivors
 from d2pfed.secagg.lattice.session import Request, Session
-from d2pfed.secagg.pairwise.messages import Invitation
-from d2pfed.secagg.position import Position
-from d2pfed.secagg.roster import Roster
-from d2pfed.secagg.wire import ClientId
-
-
-def require_session(session: Session, client: ClientId, invited: Invitation) -> None:
-    """Refuse an invitation to anything but the session that this client has built from its own plan and roster."""
-    named = (invited.run, invited.round, invited.attempt, invited.draw, invited.block)
-    agreed = (session.run, session.round, session.attempt, session.draw, session.block)
-    is_ours = (invited.client, invited.binding) == (client, session.digest)
-    if not is_ours or named != agreed or invited.cohort not in (None, session.cohort):
-        raise PeerError("an invitation must be to the agreed session")
+from d2pfed.secagg.roster import Position, Roster
 
 
 def require_members(session: Session, adverts: Mapping[int, Advert]) -> None:
@@ -34,10 +22,12 @@ def require_members(session: Session, adverts: Mapping[int, Advert]) -> None:
 
 def require_adverts_signed(session: Session, roster: Roster, adverts: Mapping[int, Advert]) -> None:
     """Refuse keys that their enrolled owners did not sign for this session: the committee could be the server's own."""
+    signed = dict[int, tuple[bytes, bytes]]()
     for place, advert in adverts.items():
         member = session.members[place]
         statement = sessions.advert_statement(session, member, advert.key)
-        crypto.require_signature(roster.key(member), advert.signature, statement)
+        signed[session.rank(member)] = statement, advert.signature
+    require_signed(session, roster, signed)
 
 
 def require_model(request: Request, model: bytes) -> None:
@@ -46,19 +36,15 @@ def require_model(request: Request, model: bytes) -> None:
         raise PeerError("a model must be the one that the request names")
 
 
-def require_quorum(session: Session, survivors: Survivors) -> None:
-    """Refuse to open a sum of fewer clients than the quorum: it would hide too little and carry too little noise."""
-    if len(survivors.signed) < session.quorum:
-        raise PeerError(f"at least {session.quorum} clients must be left, got {len(survivors.signed)}")
-
-
-def require_contributions_signed(session: Session, roster: Roster, survivors: Survivors) -> None:
+def require_contributions_signed(
+    session: Session, roster: Roster, context: bytes, keys: Mapping[int, SignedKey]
+) -> None:
     """Refuse keys that their clients did not sign: with keys of its own the server would open one client alone."""
-    for rank, signed in survivors.signed.items():
-        client = session.cohort[rank]
-        position = b"" if signed.position is None else signed.position.pack()
-        statement = sessions.contribution_statement(session, survivors.context, client, signed.key, position)
-        crypto.require_signature(roster.key(client), signed.signature, statement)
+    signed = dict[int, tuple[bytes, bytes]]()
+    for rank, each in keys.items():
+        bound = context, session.cohort[rank], each.key, each.position
+        signed[rank] = sessions.contribution_statement(session, *bound), each.signature
+    require_signed(session, roster, signed)
 
 
 def require_after_charge(before: Position | None, position: Position | None) -> None:
@@ -72,21 +58,20 @@ def require_after_charge(before: Position | None, position: Position | None) -> 
         raise ConfigError("a contribution must be signed with the position after its charge")
 
 
-def not_later(survivors: Survivors, known: Mapping[int, Position]) -> dict[int, Position]:
-    """Return the remembered positions of those who do not say that they have come further since."""
+def not_later(
+    session: Session, roster: Roster, survivors: Survivors, known: Mapping[int, Position]
+) -> dict[int, Position]:
+    """Return the remembered positions, by rank, of those who do not say that they have come further since.
+
+    What its owner did not sign is ignored: a colluder could plant it, and stop every attempt by it.
+    """
     return {
         rank: known[rank]
         for rank, signed in survivors.signed.items()
-        if rank in known and (signed.position is None or signed.position.count <= known[rank].count)
+        if rank in known
+        and (signed.position is None or signed.position.count <= known[rank].count)
+        and is_own(roster, session.cohort[rank], known[rank])
     }
-
-
-def require_claims(survivors: Survivors, claims: Mapping[int, Position]) -> None:
-    """Refuse claims but of survivors, met no earlier than they say they are: old ones are no reason not to sign."""
-    for rank, claim in claims.items():
-        shown = survivors.signed[rank].position if rank in survivors.signed else None
-        if shown is None or claim.count < shown.count:
-            raise PeerError("a claim must be of a survivor, and not of before where it says it is")
 
 
 def require_one_statement(signed: bytes, statement: bytes) -> None:
@@ -102,8 +87,8 @@ def require_certificate(
     least = session.committee.certificate
     if not statement or len(signatures) < least:
         raise PeerError(f"at least {least} members must have signed, got {len(signatures)}")
-    for place, signature in signatures.items():
-        crypto.require_signature(roster.key(session.members[place]), signature, statement)
+    signers = {session.rank(session.members[place]): signature for place, signature in signatures.items()}
+    require_signed(session, roster, {rank: (statement, signature) for rank, signature in signers.items()})
 
 
 def require_opened(trace: bytes) -> None:

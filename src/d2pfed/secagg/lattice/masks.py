@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from d2pfed.noise.sampler.samplers import DiscreteGaussian
+from d2pfed.noise.sampler import DiscreteGaussian
 from d2pfed.numerics.compiled import compiled
 from d2pfed.numerics.randomness import Entropy, Stream, derive
 from d2pfed.numerics.ring import IntVector, RingVector

@@ -8,15 +8,14 @@ closed. What fails before is not charged by the server; what fails after it is.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 import numpy as np
 
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.secagg import crypto
+from d2pfed.secagg import crypto, wire
+from d2pfed.secagg.checks import require_context, require_current_claim, require_later_position, require_signed
 from d2pfed.secagg.draws import Opening as DrawOpening
-from d2pfed.secagg.exchange import Outbox, PendingAnswers
 from d2pfed.secagg.lattice import checks, messages
 from d2pfed.secagg.lattice.field import Elements
 from d2pfed.secagg.lattice.messages import Advert, Opened, SignedKey, Survivors
@@ -24,9 +23,8 @@ from d2pfed.secagg.lattice.opening import Boxes, MaskedTotal, Opener
 from d2pfed.secagg.lattice.session import Request, Session
 from d2pfed.secagg.pairwise.messages import encode_invitation
 from d2pfed.secagg.pairwise.unmask import Sum
-from d2pfed.secagg.position import Position, verify_position
-from d2pfed.secagg.roster import Roster
-from d2pfed.secagg.wire import ClientId, Subset, subset_of
+from d2pfed.secagg.roster import Position, Roster, verify_position
+from d2pfed.secagg.wire import ClientId, MessageKind, Outbox, Subset, subset_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,24 +61,19 @@ class Convening:
 
     def __init__(self, invitations: Invitations) -> None:
         self._invitations = invitations
-        session = invitations.session
-        self._pending = PendingAnswers(session, invitations.asked(session.members))
         self._adverts: dict[int, Advert] = {}
-
-    def outbox(self) -> Outbox:
-        """Return the invitations."""
-        session, known = self._invitations.session, self._invitations
-        return self._pending.outbox(
-            lambda rank: encode_invitation(
-                session, rank, known.opening, known.remembered.get(session.cohort[rank])
-            )
+        session, opening, remembered = invitations.session, invitations.opening, invitations.remembered
+        self.outbox = Outbox(
+            session.cohort,
+            invitations.asked(session.members),
+            lambda rank: encode_invitation(session, rank, opening, remembered.get(session.cohort[rank])),
         )
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a member's advert."""
-        session, roster = self._invitations.session, self._invitations.roster
-        self._pending.admit(client)
-        advert, place = messages.decode_advert(session, client, data), session.place(client)
+        session, roster, rank = self._invitations.session, self._invitations.roster, self.outbox.admit(client)
+        with wire.opened(session, MessageKind.LATTICE_ADVERT, rank, data) as reader:
+            advert, place = messages.read_advert(session, reader), session.place(client)
         if roster is not None:
             checks.require_adverts_signed(session, roster, {place: advert})
         crypto.require_order(advert.key)
@@ -102,50 +95,37 @@ class Contributing:
     """Second exchange: ask everyone, and add up vectors as they come."""
 
     def __init__(self, invitations: Invitations, request: Request, adverts: Mapping[int, Advert]) -> None:
-        self._invitations = invitations
-        self._request = request
-        self._adverts = adverts
-        session = invitations.session
-        self._pending = PendingAnswers(session, invitations.asked(session.cohort))
+        self._invitations, self._request, self._adverts = invitations, request, adverts
+        session, opening, remembered = invitations.session, invitations.opening, invitations.remembered
         self._total = np.zeros(session.dimension, np.uint32)
         self._signed: dict[int, SignedKey] = {}
         self._boxes: dict[int, Boxes] = {}
         self._commitments: dict[int, bytes] = {}
-
-    @property
-    def positions(self) -> dict[ClientId, Position]:
-        """Return where the clients that contributed stand, for the server to remember."""
-        cohort = self._invitations.session.cohort
-        return {cohort[rank]: each.position for rank, each in self._signed.items() if each.position is not None}
-
-    def outbox(self) -> Outbox:
-        """Return the requests."""
-        known, cohort = self._invitations, self._invitations.session.cohort
-        return self._pending.outbox(
+        self.positions: dict[ClientId, Position] = {}  # where clients stand, for the server to remember
+        self.outbox = Outbox(
+            session.cohort,
+            invitations.asked(session.cohort),
             lambda rank: messages.encode_request(
-                self._request, cohort[rank], self._adverts, known.opening, known.remembered.get(cohort[rank])
-            )
+                request, rank, adverts, opening, remembered.get(session.cohort[rank])
+            ),
         )
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a client's contribution."""
-        known, session = self._invitations, self._invitations.session
-        rank = self._pending.admit(client)
-        contribution = messages.decode_contribution(session, client, len(self._adverts), data)
-        if contribution.context != self._request.context:
-            raise PeerError("a vector was masked for another model, task or committee")
-        crypto.require_order(contribution.key)
-        signed = SignedKey(contribution.key, contribution.position, contribution.signature)
-        if known.roster is not None and signed.position is not None:
-            one = Survivors(contribution.context, b"", {rank: signed})
-            checks.require_contributions_signed(session, known.roster, one)
-            verify_position(signed.position, known.roster.key(client), known.roster.authority, client)
-            if client in known.remembered and checks.not_later(one, {rank: known.remembered[client]}):
-                raise PeerError(f"client {client} has come no further than where it was met before")
-        session.ring.add_into(self._total, contribution.vector)
+        known, session, rank = self._invitations, self._invitations.session, self.outbox.admit(client)
+        said = messages.decode_contribution(session, rank, len(self._adverts), data)
+        signed, position, roster = said.signed, said.signed.position, known.roster
+        require_context(said.context, self._request.context)
+        crypto.require_order(signed.key)
+        if roster is not None and position is not None:
+            checks.require_contributions_signed(session, roster, said.context, {rank: signed})
+            verify_position(position, roster.key(client), roster.authority, client)
+            require_later_position(client, position, known.remembered.get(client))
+            self.positions[client] = position
+        session.ring.add_into(self._total, said.vector)
         self._signed[rank] = signed
-        self._boxes[rank] = contribution.boxes.astype(np.uint16)  # a cohort's are kept until the end
-        self._commitments[rank] = contribution.commitment
+        self._boxes[rank] = said.boxes.astype(np.uint16)  # a cohort's are kept until the end
+        self._commitments[rank] = said.commitment
 
     def close(self, entropy: Entropy) -> "Agreeing":
         """Settle who has survived; it is final. `entropy` is used once, here."""
@@ -153,10 +133,9 @@ class Contributing:
         left = session.names(self._signed)
         if len(left) < session.quorum:
             raise TooFewClients(f"at least {session.quorum} clients must be left, got {len(left)}", left)
-        nonce = entropy.child("d2pfed lattice nonce", session.digest).key
         total = MaskedTotal(
             request=self._request,
-            nonce=nonce,
+            nonce=entropy.child("d2pfed lattice nonce", session.digest).key,
             keys={rank: each.key for rank, each in self._signed.items()},
             boxes=self._boxes,
             commitments=self._commitments,
@@ -166,58 +145,42 @@ class Contributing:
 
 
 class Agreeing:
-    """Third exchange: members sign who has survived. Asks nobody where nobody is enrolled."""
+    """Third exchange: members sign who has survived. Asks nobody where nobody is enrolled.
+
+    `claims` is where members have met clients later than these say they are: to be remembered.
+    """
 
     def __init__(
         self, total: MaskedTotal, signed: Mapping[int, SignedKey], roster: Roster | None, entropy: Entropy
     ) -> None:
-        self._total = total
-        self._survivors = Survivors(total.request.context, total.nonce, signed)
-        self._roster = roster
-        self._entropy = entropy
-        session = total.request.session
-        asked = (
-            [session.rank(session.members[place]) for place in total.request.keys] if roster is not None else []
-        )
-        self._pending = PendingAnswers(session, subset_of(len(session.cohort), asked))
+        self._total, self._roster, self._entropy = total, roster, entropy
+        self._survivors = survivors = Survivors(total.request.context, total.nonce, signed)
         self._signatures: dict[int, bytes] = {}
-        self._claims: dict[ClientId, Position] = {}
-
-    @property
-    def survivors(self) -> tuple[ClientId, ...]:
-        """Return whose vectors are in the sum."""
-        return self._total.request.session.names(self._survivors.signed)
-
-    @property
-    def claims(self) -> Mapping[ClientId, Position]:
-        """Return where members have met clients later than these say they are: to be remembered."""
-        return MappingProxyType(self._claims)
-
-    def outbox(self) -> Outbox:
-        """Return the survivors to be signed."""
-        session = self._total.request.session
-        return self._pending.outbox(
-            lambda rank: messages.encode_survivors(session, session.cohort[rank], self._survivors)
+        self.claims: dict[ClientId, Position] = {}
+        session = total.request.session
+        self.survivors = session.names(signed)  # whose vectors are in the sum
+        self.outbox = Outbox(
+            session.cohort,
+            session.seated(() if roster is None else total.request.keys),
+            lambda rank: messages.encode_survivors(session, rank, survivors),
         )
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a member's signature, or its claims."""
-        session, roster = self._total.request.session, self._roster
-        self._pending.admit(client)
-        said = messages.decode_signature(session, client, data)
+        session, roster, rank = self._total.request.session, self._roster, self.outbox.admit(client)
         if roster is None:
             raise PeerError("nobody signs where nobody is enrolled")
+        said = messages.decode_signature(session, rank, data)
         if isinstance(said, bytes):
-            crypto.require_signature(roster.key(client), said, self._total.statement)
+            require_signed(session, roster, {rank: (self._total.statement, said)})
             self._signatures[session.place(client)] = said
             return
-        checks.require_claims(self._survivors, said)
-        named = {session.cohort[rank]: position for rank, position in said.items()}
-        for name, position in named.items():
-            verify_position(position, roster.key(name), roster.authority, name)
-        for name, position in named.items():
-            if name not in self._claims or position.count > self._claims[name].count:
-                self._claims[name] = position
+        for other, claim in said.items():
+            name, shown = session.cohort[other], self._survivors.signed.get(other)
+            verify_position(claim, roster.key(name), roster.authority, name)
+            require_current_claim(name, claim, None if shown is None else shown.position)
+            if name not in self.claims or claim.count > self.claims[name].count:
+                self.claims[name] = claim
 
     def close(self) -> "Opening":
         """Go on if enough members have signed."""
@@ -233,37 +196,23 @@ class Opening:
     def __init__(
         self, total: MaskedTotal, survivors: Survivors, signatures: Mapping[int, bytes], entropy: Entropy
     ) -> None:
-        self._total = total
-        self._survivors = survivors
-        self._signatures = signatures
-        self._entropy = entropy
-        session = total.request.session
-        places = signatures if session.is_signed else total.request.keys
-        asked = [session.rank(session.members[place]) for place in places]
-        self._pending = PendingAnswers(session, subset_of(len(session.cohort), asked))
+        self._total, self._entropy = total, entropy
         self._answers: dict[int, Opened] = {}
+        session = total.request.session
+        self.survivors = session.names(survivors.signed)  # whose vectors are in the sum
 
-    @property
-    def survivors(self) -> tuple[ClientId, ...]:
-        """Return whose vectors are in the sum."""
-        return self._total.request.session.names(self._survivors.signed)
+        def request(rank: int) -> bytes:
+            if session.is_signed:
+                return messages.encode_certificate(session, rank, signatures)
+            return messages.encode_survivors(session, rank, survivors)
 
-    def outbox(self) -> Outbox:
-        """Return the certificates, or the survivors where nobody is enrolled."""
-        session = self._total.request.session
-        if session.is_signed:
-            return self._pending.outbox(
-                lambda rank: messages.encode_certificate(session, session.cohort[rank], self._signatures)
-            )
-        return self._pending.outbox(
-            lambda rank: messages.encode_survivors(session, session.cohort[rank], self._survivors)
-        )
+        asked = session.seated(signatures if session.is_signed else total.request.keys)
+        self.outbox = Outbox(session.cohort, asked, request)
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a member's pads."""
-        session = self._total.request.session
-        self._pending.admit(client)
-        opened = messages.decode_opening(session, client, len(self._survivors.signed), data)
+        session, rank = self._total.request.session, self.outbox.admit(client)
+        opened = messages.decode_opening(session, rank, len(self.survivors), data)
         self._answers[session.place(client)] = opened
 
     def close(self) -> "Sum | Tracing":
@@ -280,23 +229,19 @@ class Tracing:
     """Fifth exchange, only if a sum was spoilt: find who disagrees with whom, and open it without them."""
 
     def __init__(self, total: MaskedTotal, opener: Opener) -> None:
-        self._total = total
-        self._opener = opener
-        session = total.request.session
-        asked = [session.rank(session.members[place]) for place in opener.answered]
-        self._pending = PendingAnswers(session, subset_of(len(session.cohort), asked))
+        self._total, self._opener = total, opener
         self._traces: dict[int, Elements] = {}
-
-    def outbox(self) -> Outbox:
-        """Return the requests."""
-        session = self._total.request.session
-        return self._pending.outbox(lambda rank: messages.encode_trace_request(session, session.cohort[rank]))
+        session = total.request.session
+        self.outbox = Outbox(
+            session.cohort,
+            session.seated(opener.answered),
+            lambda rank: wire.message(session, MessageKind.LATTICE_TRACE_REQUEST, rank),
+        )
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a member's combined pads."""
-        session = self._total.request.session
-        self._pending.admit(client)
-        self._traces[session.place(client)] = messages.decode_trace(session, client, len(self._total.keys), data)
+        session, rank = self._total.request.session, self.outbox.admit(client)
+        self._traces[session.place(client)] = messages.decode_trace(session, rank, len(self._total.keys), data)
 
     def close(self) -> Sum:
         """Return the sum of the survivors, opened without members in dispute; or find the attempt void."""

@@ -3,20 +3,20 @@
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from operator import lt
 
 import numpy as np
 
 from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import Stream, derive, digest
 from d2pfed.numerics.ring import Ring
+from d2pfed.secagg.checks import check_named, check_rules
 from d2pfed.secagg.lattice import field as fields
 from d2pfed.secagg.lattice.field import Elements
 from d2pfed.secagg.lattice.parameters import MOST_BITS, MOST_COHORT, MOST_DIMENSION, Committee
-from d2pfed.secagg.wire import BINDING_BYTES, ID_LIMIT, ClientId, Subset, pack_ids, pack_subset, pack_text
+from d2pfed.secagg.roster import NO_ROSTER, Position
+from d2pfed.secagg.wire import COUNTER_LIMIT, ClientId, Subset, names_of, pack_ids, pack_subset, rank_of, subset_of
 
-COUNTER_LIMIT = 1 << 32
-NO_ROSTER = bytes(BINDING_BYTES)
 SEED_ELEMENTS = 16  # of the key of a client's veil
 
 
@@ -43,78 +43,63 @@ class Session:
     committee: Committee
     quorum: int
     colluders: int
+    is_signed: bool = field(init=False, repr=False)  # enrolled clients sign their keys and what they were told
+    ring: Ring = field(init=False, repr=False)
     digest: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._require_name()
-        if {len(self.plan_digest), len(self.roster_digest)} != {BINDING_BYTES}:
-            raise ConfigError(f"digests of plan and roster must have {BINDING_BYTES} bytes")
-        if not self.is_signed and (self.draw or self.block):
-            raise ConfigError(f"only a roster's cohorts are drawn, got draw {self.draw}, block {self.block}")
-        for ids in (self.cohort, self.members):
-            if any(left >= right for left, right in pairwise(ids)):
-                raise ConfigError("a cohort and its committee must be strictly increasing")
-        size = len(self.cohort)
-        if not 2 <= size <= MOST_COHORT or self.cohort[0] < 0 or self.cohort[-1] >= ID_LIMIT:
-            raise ConfigError(f"a cohort must have 2 to {MOST_COHORT} clients below 2^64, got {size}")
-        if self.colluders < 0 or not self.colluders + 2 <= self.quorum <= size:
-            raise ConfigError(f"quorum must be in [{self.colluders + 2}, {size}], got {self.quorum}")
-        if not 1 <= self.dimension <= MOST_DIMENSION:
-            raise ConfigError(f"dimension must be in [1, {MOST_DIMENSION}], got {self.dimension}")
-        if not 1 <= self.bits <= MOST_BITS or self.secret < 1:
-            raise ConfigError(
-                f"bits must be in [1, {MOST_BITS}], got {self.bits}; secrets have {self.secret} numbers"
-            )
-        self._require_committee()
-        object.__setattr__(self, "digest", self._digest())
-
-    def _require_name(self) -> None:
-        counters = (self.round, self.attempt, self.draw, self.block)
-        if not self.run or not all(0 <= counter < COUNTER_LIMIT for counter in counters):
-            raise ConfigError(
-                f"a session needs a run and counters in [0, {COUNTER_LIMIT}), got {self.run}, {counters}"
-            )
-        pack_text(self.run)
-
-    def _require_committee(self) -> None:
+        check_named(self.run, self.plan_digest, self.roster_digest, self.cohort, self.dimension)
+        object.__setattr__(self, "is_signed", self.roster_digest != NO_ROSTER)
+        self._check()
+        self._check_committee()
+        name = (self.plan_digest, self.run, self.round, self.attempt)
+        drawn = (self.roster_digest, self.draw, self.block, pack_ids(self.cohort), pack_ids(self.members))
         committee = self.committee
-        if len(self.members) != committee.size or not set(self.members) <= set(self.cohort):
-            raise ConfigError(f"a committee must be {committee.size} clients of the cohort")
-        if committee.colluders > committee.threshold or committee.packed < SEED_ELEMENTS:
-            raise ConfigError(
-                f"a committee's threshold must be its colluders or more, and {SEED_ELEMENTS} be packed"
-            )
-        if not committee.size + committee.colluders < 2 * committee.certificate <= 2 * committee.size:
-            raise ConfigError("two certificates of a committee must share an honest member")
-        if committee.least > committee.size:
-            raise ConfigError(f"an attempt needs {committee.least} members of a committee, got {committee.size}")
+        shares = (self.secret, committee.threshold, committee.packed, committee.certificate)
+        limits = (self.dimension, self.bits, *shares, self.quorum, self.colluders, committee.colluders)
+        object.__setattr__(self, "ring", Ring(self.bits))
+        object.__setattr__(self, "digest", digest("d2pfed lattice session", *name, *drawn, *limits))
 
-    @property
-    def ring(self) -> Ring:
-        """Return the ring of the sum."""
-        return Ring(self.bits)
+    def _check(self) -> None:
+        size, least, bits = len(self.cohort), self.colluders + 2, self.bits
+        counters, drawn = (self.round, self.attempt, self.draw, self.block), (self.draw, self.block)
+        counted = min(counters) >= 0 and max(counters) < COUNTER_LIMIT
+        check_rules(
+            (counted, f"counters must be in [0, {COUNTER_LIMIT}), got {counters}"),
+            (self.is_signed or not any(drawn), f"only a roster's cohorts are drawn, got {drawn}"),
+            (size <= MOST_COHORT, f"a cohort must have at most {MOST_COHORT} clients, got {size}"),
+            (self.colluders >= 0, f"colluders must be at least 0, got {self.colluders}"),
+            (least <= self.quorum <= size, f"quorum must be in [{least}, {size}], got {self.quorum}"),
+            (
+                self.dimension <= MOST_DIMENSION,
+                f"dimension must be at most {MOST_DIMENSION}, got {self.dimension}",
+            ),
+            (1 <= bits <= MOST_BITS, f"bits must be in [1, {MOST_BITS}], got {bits}"),
+            (self.secret >= 1, f"a secret must have at least 1 number, got {self.secret}"),
+        )
 
-    @property
-    def is_signed(self) -> bool:
-        """Say whether enrolled clients sign their keys and what they were told."""
-        return self.roster_digest != NO_ROSTER
+    def _check_committee(self) -> None:
+        committee, size, members = self.committee, self.committee.size, self.members
+        fits = len(members) == size and set(members) <= set(self.cohort)
+        check_rules(
+            (all(map(lt, members, members[1:])), "a committee must be strictly increasing"),
+            (fits, f"a committee must be {size} clients of the cohort"),
+            (committee.colluders <= committee.threshold, "a committee's threshold must be its colluders or more"),
+            (
+                committee.packed >= SEED_ELEMENTS,
+                f"at least {SEED_ELEMENTS} numbers must be packed, got {committee.packed}",
+            ),
+            (
+                size + committee.colluders < 2 * committee.certificate <= 2 * size,
+                "two certificates of a committee must share an honest member",
+            ),
+            (committee.least <= size, f"an attempt needs {committee.least} members of a committee, got {size}"),
+        )
 
     @property
     def polynomials(self) -> int:
         """Return how many polynomials hold a client's secret; one for its seed and one to blind a trace follow."""
         return -(-self.secret // self.committee.packed)
-
-    def rank(self, client: ClientId) -> int:
-        """Return a client's place in the cohort."""
-        return _place(self.cohort, client, "the cohort")
-
-    def place(self, member: ClientId) -> int:
-        """Return a member's place in the committee."""
-        return _place(self.members, member, "the committee")
-
-    def names(self, ranks: Iterable[int]) -> tuple[ClientId, ...]:
-        """Return the clients at these ranks, in order."""
-        return tuple(self.cohort[rank] for rank in sorted(ranks))
 
     @property
     def points(self) -> Elements:
@@ -122,20 +107,17 @@ class Session:
         first = self.committee.openers + 1
         return np.arange(first, first + self.committee.size)
 
-    def _digest(self) -> bytes:
-        name = (self.plan_digest, self.run, self.round, self.attempt)
-        drawn = (self.roster_digest, self.draw, self.block, pack_ids(self.cohort), pack_ids(self.members))
-        committee = self.committee
-        shares = (self.secret, committee.threshold, committee.packed, committee.certificate)
-        limits = (self.dimension, self.bits, *shares, self.quorum, self.colluders, committee.colluders)
-        return digest("d2pfed lattice session", *name, *drawn, *limits)
+    rank, names = rank_of, names_of
 
+    def place(self, member: ClientId) -> int:
+        """Return a member's place in the committee."""
+        if member not in self.members:
+            raise ConfigError(f"client {member} is not in the committee")
+        return bisect_left(self.members, member)
 
-def _place(ids: tuple[ClientId, ...], client: ClientId, where: str) -> int:
-    place = bisect_left(ids, client)
-    if place == len(ids) or ids[place] != client:
-        raise ConfigError(f"client {client} is not in {where}")
-    return place
+    def seated(self, places: Iterable[int]) -> Subset:
+        """Return the members at these places, as a subset of the cohort."""
+        return subset_of(len(self.cohort), [self.rank(self.members[place]) for place in places])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,20 +134,11 @@ class Request:
     context: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        trained = self.model_digest, digest("d2pfed task", self.task)
+        session, trained = self.session, (self.model_digest, digest("d2pfed task", self.task))
+        present = pack_subset(subset_of(session.committee.size, self.keys))
         keys = (self.keys[place] for place in sorted(self.keys))
-        object.__setattr__(
-            self,
-            "context",
-            digest("d2pfed lattice context", self.session.digest, pack_subset(self.present), *keys, *trained),
-        )
-
-    @property
-    def present(self) -> Subset:
-        """Return which members are there, by place."""
-        flags = np.zeros(self.session.committee.size, np.bool_)
-        flags[list(self.keys)] = True
-        return flags
+        context = digest("d2pfed lattice context", session.digest, present, *keys, *trained)
+        object.__setattr__(self, "context", context)
 
 
 def model_digest(model: bytes) -> bytes:
@@ -179,10 +152,11 @@ def advert_statement(session: Session, member: ClientId, key: bytes) -> bytes:
 
 
 def contribution_statement(
-    session: Session, context: bytes, client: ClientId, key: bytes, position: bytes
+    session: Session, context: bytes, client: ClientId, key: bytes, position: Position | None
 ) -> bytes:
     """Return what a client signs: that this key, and no other, is its key in this context."""
-    return digest("d2pfed lattice contribution", session.digest, context, client, key, position)
+    stands = b"" if position is None else position.pack()
+    return digest("d2pfed lattice contribution", session.digest, context, client, key, stands)
 
 
 def opening_statement(session: Session, context: bytes, nonce: bytes, keys: Mapping[int, bytes]) -> bytes:
@@ -190,10 +164,9 @@ def opening_statement(session: Session, context: bytes, nonce: bytes, keys: Mapp
 
     With the keys left out, two answers of one client could be opened by two halves of the committee.
     """
-    survivors = np.zeros(len(session.cohort), np.bool_)
-    survivors[list(keys)] = True
+    survivors = pack_subset(subset_of(len(session.cohort), keys))
     listed = (keys[rank] for rank in sorted(keys))
-    return digest("d2pfed lattice opening", session.digest, context, nonce, pack_subset(survivors), *listed)
+    return digest("d2pfed lattice opening", session.digest, context, nonce, survivors, *listed)
 
 
 def commitment(context: bytes, client: ClientId, seed: bytes) -> bytes:

@@ -4,37 +4,24 @@ from collections.abc import Mapping
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy
-from d2pfed.secagg.crypto import Agree
-from d2pfed.secagg.crypto import agree as compute_secret
+from d2pfed.secagg import crypto, wire
 from d2pfed.secagg.draws import SEED_BYTES
-from d2pfed.secagg.pairwise.checks import ClientSession, Contribute
-from d2pfed.secagg.pairwise.keys import DIGEST_BYTES, JoinedClients
-from d2pfed.secagg.pairwise.messages import CONTEXT_BYTES
-from d2pfed.secagg.pairwise.phases import Advertised, Confirmed, Finished, Invited, Masked, Peer, Phase, Shared
+from d2pfed.secagg.pairwise import phases
+from d2pfed.secagg.pairwise.keys import JoinedClients
 from d2pfed.secagg.pairwise.session import Delivery, Session
-from d2pfed.secagg.position import POSITION_BYTES, History, Position, unpack_position
-from d2pfed.secagg.roster import Enrolment
+from d2pfed.secagg.roster import POSITION_BYTES, Enrolment, History, Position, unpack_position
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
-from d2pfed.secagg.wire import (
-    ClientId,
-    MessageKind,
-    Reader,
-    frame,
-    kind_of,
-    pack_integer,
-    pack_subset,
-    subset_of,
-    unframe,
-)
+from d2pfed.secagg.wire import BINDING_BYTES, CONTEXT_BYTES, ClientId, MessageKind, Reader
 
 _KINDS: Mapping[type, MessageKind] = {
-    Invited: MessageKind.SAVED_INVITED,
-    Advertised: MessageKind.SAVED_ADVERTISED,
-    Shared: MessageKind.SAVED_SHARED,
-    Masked: MessageKind.SAVED_MASKED,
-    Confirmed: MessageKind.SAVED_CONFIRMED,
+    phases.Invited: MessageKind.SAVED_INVITED,
+    phases.Advertised: MessageKind.SAVED_ADVERTISED,
+    phases.Shared: MessageKind.SAVED_SHARED,
+    phases.Masked: MessageKind.SAVED_MASKED,
+    phases.Confirmed: MessageKind.SAVED_CONFIRMED,
 }
-SavedPhase = Invited | Advertised | Shared | Masked | Confirmed
+# Restored twice, it breaks the guarantee.
+SavedPhase = phases.Invited | phases.Advertised | phases.Shared | phases.Masked | phases.Confirmed
 
 
 class Client:
@@ -50,19 +37,14 @@ class Client:
         self,
         session: Session,
         client: ClientId,
-        contribute: Contribute,
+        contribute: phases.Contribute,
         entropy: Entropy,
         enrolment: Enrolment | None = None,
         history: History | None = None,
-        agree: Agree = compute_secret,
+        agree: crypto.Agree = crypto.agree,
     ) -> None:
-        self._local = ClientSession(session, session.rank(client), contribute, enrolment, history, agree)
-        self._phase: Phase = Invited(entropy)
-
-    @property
-    def phase(self) -> Phase:
-        """Return the phase that this client is in."""
-        return self._phase
+        self._local = phases.ClientSession(session, session.rank(client), contribute, enrolment, history, agree)
+        self.phase: phases.Phase = phases.Invited(entropy)
 
     @property
     def met(self) -> Mapping[ClientId, Position]:
@@ -70,127 +52,104 @@ class Client:
 
         To be kept beyond the session: of each client the position with the highest count.
         """
-        return self._phase.met if isinstance(self._phase, Shared) else {}
+        return self.phase.met if isinstance(self.phase, phases.Shared) else {}
 
     def receive(self, request: bytes) -> bytes:
         """Return the answer to a request, or refuse it and every later one.
 
         Raises RolledBack, a PeerError, if somebody has met this client at a position that its log does not have.
         """
-        phase, self._phase = self._phase, Finished()  # spent, whatever happens on the next lines
-        answer, self._phase = phase.answer(self._local, request)
+        phase, self.phase = self.phase, phases.Finished()  # spent, whatever happens on the next lines
+        answer, self.phase = phase.answer(self._local, request)
         return answer
 
     def save(self) -> bytes:
         """Return what `restore` continues from, secrets included; this client is finished."""
-        phase, self._phase = self._phase, Finished()
-        return encode_phase(self._local.session, self._local.rank, phase)
+        phase, self.phase = self.phase, phases.Finished()
+        if not isinstance(phase, SavedPhase):
+            raise ConfigError("a finished client has nothing to save")
+        return wire.message(self._local.session, _KINDS[type(phase)], self._local.rank, _pack(phase))
 
     @staticmethod
     def restore(  # noqa: PLR0917 - the same parts
         session: Session,
         client: ClientId,
-        contribute: Contribute,
+        contribute: phases.Contribute,
         saved: bytes,
         enrolment: Enrolment | None = None,
         history: History | None = None,
     ) -> "Client":
         """Continue from saved bytes. The caller makes sure that they are used once, by removing them first."""
-        restored = Client.__new__(Client)
-        restored._local = ClientSession(session, session.rank(client), contribute, enrolment, history)  # noqa: SLF001 - our own
-        restored._phase = decode_phase(session, restored._local.rank, saved)  # noqa: SLF001 - our own
+        restored, rank = Client.__new__(Client), session.rank(client)
+        restored._local = phases.ClientSession(session, rank, contribute, enrolment, history)  # noqa: SLF001 - our own
+        restored.phase = decode_phase(session, rank, saved)
         return restored
-
-
-def encode_phase(session: Session, rank: int, phase: Phase) -> bytes:
-    """Return a phase and its secrets as bytes; restoring them twice breaks the protocol's guarantee."""
-    if not isinstance(phase, SavedPhase):
-        raise ConfigError("a finished client has nothing to save")
-    return frame(_KINDS[type(phase)], session.digest, session.cohort[rank], _pack(phase))
 
 
 def decode_phase(session: Session, rank: int, data: bytes) -> SavedPhase:
     """Return the saved phase of this client in this session."""
-    kind = kind_of(data)
-    reader = unframe(data, kind, session.digest, session.cohort[rank])
-    phase = _read(kind, session, rank, reader)
-    reader.end()
-    return phase
+    kind = wire.kind_of(data)
+    if kind not in _KINDS.values():
+        raise PeerError(f"a saved phase was expected, got kind {kind}")
+    with wire.opened(session, MessageKind(kind), rank, data) as reader:
+        return _read(kind, session, rank, reader)
 
 
 def _pack(phase: SavedPhase) -> bytes:
     match phase:
-        case Invited():
-            return _pack_entropy(phase.entropy)
-        case Advertised():
-            secrets = phase.seal_secret + phase.mask_secret + phase.seed + _pack_entropy(phase.entropy)
-            return secrets + (b"" if phase.position is None else phase.position.pack())
-        case Shared():
+        case phases.Invited():
+            return phase.entropy.key + bytes([phase.entropy.is_replayed])
+        case phases.Advertised():
+            entropy = phase.entropy.key + bytes([phase.entropy.is_replayed])
+            position = b"" if phase.position is None else phase.position.pack()
+            return phase.seal_secret + phase.mask_secret + phase.seed + entropy + position
+        case phases.Shared():
             own = phase.seed + pack_shares([phase.own_seed_share]) + phase.contribution
+            joined = wire.pack_subset(phase.joined.present) + phase.joined.digest
             peers = (peer.share_key + peer.mask_shared for _, peer in sorted(phase.peers.items()))
-            return b"".join((own, _pack_joined(phase.joined), *peers))
-        case Masked():
-            held = pack_subset(subset_of(len(phase.sharers), phase.seed_shares))
-            shares = _pack_by_rank(phase.seed_shares) + _pack_by_rank(phase.key_shares)
-            return phase.context + _pack_joined(phase.joined) + pack_subset(phase.sharers) + held + shares
-        case Confirmed():
-            return pack_subset(phase.survivors) + _pack(phase.masked)
+            return b"".join((own, joined, *peers))
+        case phases.Masked():
+            sets = phase.joined.present, phase.sharers, wire.subset_of(len(phase.sharers), phase.seed_shares)
+            present, sharers, held = map(wire.pack_subset, sets)
+            ordered = (each[rank] for each in (phase.seed_shares, phase.key_shares) for rank in sorted(each))
+            return b"".join((phase.context, present, phase.joined.digest, sharers, held, pack_shares(ordered)))
+        case phases.Confirmed():
+            return wire.pack_subset(phase.survivors) + _pack(phase.masked)
 
 
 def _read(kind: int, session: Session, rank: int, reader: Reader) -> SavedPhase:
     match kind:
         case MessageKind.SAVED_INVITED:
-            return Invited(_read_entropy(reader))
+            return phases.Invited(_read_entropy(reader))
         case MessageKind.SAVED_ADVERTISED:
             secrets = reader.take(KEY_BYTES), reader.take(KEY_BYTES), reader.take(SEED_BYTES)
             entropy = _read_entropy(reader)
             position = unpack_position(reader.take(POSITION_BYTES)) if session.is_signed else None
-            return Advertised(*secrets, entropy, position)
+            return phases.Advertised(*secrets, entropy, position)
         case MessageKind.SAVED_SHARED:
-            return _read_shared(session, rank, reader)
-        case MessageKind.SAVED_MASKED:
-            return _read_masked(session, rank, reader)
+            seed, own = reader.take(SEED_BYTES), unpack_share(reader.take(SHARE_BYTES))
+            contribution = reader.take(SEED_BYTES if session.delivery is Delivery.EVERYONE else 0)
+            joined = JoinedClients(session, reader.subset(len(session.cohort)), reader.take(BINDING_BYTES))
+            partners = joined.partners(rank, joined.present)
+            peers = {peer: phases.Peer(reader.take(KEY_BYTES), reader.take(KEY_BYTES)) for peer in partners}
+            return phases.Shared(seed, own, contribution, joined, peers)
         case MessageKind.SAVED_CONFIRMED:
             survivors = reader.subset(len(session.cohort))
-            return Confirmed(_read_masked(session, rank, reader), survivors)
+            return phases.Confirmed(_read_masked(session, rank, reader), survivors)
         case _:
-            raise PeerError(f"a saved phase was expected, got kind {kind}")
+            return _read_masked(session, rank, reader)
 
 
-def _read_shared(session: Session, rank: int, reader: Reader) -> Shared:
-    seed, own = reader.take(SEED_BYTES), unpack_share(reader.take(SHARE_BYTES))
-    contribution = reader.take(SEED_BYTES if session.delivery is Delivery.EVERYONE else 0)
-    joined = _read_joined(session, reader)
-    partners = joined.partners(rank, joined.present)
-    peers = {peer: Peer(reader.take(KEY_BYTES), reader.take(KEY_BYTES)) for peer in partners}
-    return Shared(seed, own, contribution, joined, peers)
-
-
-def _read_masked(session: Session, rank: int, reader: Reader) -> Masked:
-    context, joined = reader.take(CONTEXT_BYTES), _read_joined(session, reader)
-    sharers, held = reader.subset(len(session.cohort)), reader.subset(len(session.cohort))
-    owners = [int(owner) for owner in held.nonzero()[0]]
+def _read_masked(session: Session, rank: int, reader: Reader) -> phases.Masked:
+    size, context = len(session.cohort), reader.take(CONTEXT_BYTES)
+    joined = JoinedClients(session, reader.subset(size), reader.take(BINDING_BYTES))
+    sharers, held = reader.subset(size), reader.subset(size)
+    owners = wire.ranks_of(held)
     if not held[rank] or not set(owners) <= set(joined.owners(rank, sharers)):
         raise PeerError("saved shares must be this client's own and of others that have sent it some")
     seeds = {owner: unpack_share(reader.take(SHARE_BYTES)) for owner in owners}
     mask_keys = {owner: unpack_share(reader.take(SHARE_BYTES)) for owner in owners if owner != rank}
-    return Masked(context, joined, sharers, seeds, mask_keys)
-
-
-def _pack_joined(joined: JoinedClients) -> bytes:
-    return pack_subset(joined.present) + joined.digest
-
-
-def _read_joined(session: Session, reader: Reader) -> JoinedClients:
-    return JoinedClients(session, reader.subset(len(session.cohort)), reader.take(DIGEST_BYTES))
-
-
-def _pack_by_rank(shares: Mapping[int, int]) -> bytes:
-    return pack_shares(shares[rank] for rank in sorted(shares))
-
-
-def _pack_entropy(entropy: Entropy) -> bytes:
-    return entropy.key + pack_integer(int(entropy.is_replayed), 1)
+    return phases.Masked(context, joined, sharers, seeds, mask_keys)
 
 
 def _read_entropy(reader: Reader) -> Entropy:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,34 +27,10 @@ class Consistency(Enum):
     SIGNED = "signed"  # enrolled clients sign their keys and what they were told
 
 
-class Graph(Protocol):
-    """Who holds whose shares, and who shares masks with whom, by the ranks of a cohort."""
-
-    @property
-    def cohort(self) -> int:
-        """Return the number of clients."""
-        ...
-
-    @property
-    def degree(self) -> int:
-        """Return how many others hold shares of a client's secrets."""
-        ...
-
-    def holders(self, rank: int) -> Ranks:
-        """Return who holds shares of a client's secrets, increasing, itself included; points count from 1 in it."""
-        ...
-
-    def held_by(self, rank: int) -> Ranks:
-        """Return whose shares a client holds, increasing, itself included."""
-        ...
-
-    def partners(self, rank: int) -> Ranks:
-        """Return with whom a client shares masks, increasing, itself excluded."""
-        ...
-
-    def count_holders(self, present: NDArray[np.bool_]) -> Ranks:
-        """Return for each rank how many others of its holders are in a subset."""
-        ...
+def _partners(graph: "Graph", rank: int) -> Ranks:
+    """Return with whom a client shares masks: whoever holds its shares, or has it hold theirs."""
+    around = np.union1d(graph.holders(rank), graph.held_by(rank))
+    return np.setdiff1d(around, [rank], assume_unique=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +39,13 @@ class Complete:
 
     cohort: int
 
-    def __post_init__(self) -> None:
-        _check_cohort(self.cohort)
-
-    @property
-    def degree(self) -> int:
-        """Return the number of others."""
-        return self.cohort - 1
-
     def holders(self, rank: int) -> Ranks:  # noqa: ARG002 - the same for all
         """Return everyone."""
         return np.arange(self.cohort)
 
-    def held_by(self, rank: int) -> Ranks:
-        """Return everyone."""
-        return self.holders(rank)
+    held_by = holders
 
-    def partners(self, rank: int) -> Ranks:
-        """Return all others."""
-        return np.delete(np.arange(self.cohort), rank)
+    partners = _partners
 
     def count_holders(self, present: NDArray[np.bool_]) -> Ranks:
         """Return for each rank how many others are in a subset."""
@@ -94,7 +57,7 @@ class Circle:
     """A Harary graph on a public random circle, for dropouts that do not look at the graph.
 
     The clients' places on the circle are a permutation drawn from the public seed, and each is joined to the
-    `degree / 2` next ones on either side, so that its neighbours are a uniform subset of the others. A server that
+    `degree / 2` next ones on either side, so that its neighbors are a uniform subset of the others. A server that
     picks dropouts can cut an arc out of it: only for one that keeps to the protocol.
     """
 
@@ -105,7 +68,6 @@ class Circle:
     _position: Ranks = field(init=False, repr=False, compare=False)  # position of each rank
 
     def __post_init__(self) -> None:
-        _check_cohort(self.cohort)
         if not 2 <= self.degree < self.cohort - 1 or self.degree % 2:
             raise ConfigError(f"a circle's degree must be even in [2, {self.cohort - 2}], got {self.degree}")
         words = Stream(self.seed).words(self.cohort)
@@ -116,22 +78,18 @@ class Circle:
         object.__setattr__(self, "_position", position)
 
     def holders(self, rank: int) -> Ranks:
-        """Return a client's neighbours and itself."""
+        """Return a client's neighbors and itself."""
         reach = self.degree // 2
         around = self._position[rank] + np.arange(-reach, reach + 1)
         ranks: Ranks = self._circle[around % self.cohort]
         return np.sort(ranks)
 
-    def held_by(self, rank: int) -> Ranks:
-        """Return the same: neighbours hold each other's shares."""
-        return self.holders(rank)
+    held_by = holders  # neighbors hold each other's shares
 
-    def partners(self, rank: int) -> Ranks:
-        """Return a client's neighbours."""
-        return _without(self.holders(rank), rank)
+    partners = _partners
 
     def count_holders(self, present: NDArray[np.bool_]) -> Ranks:
-        """Return for each rank how many neighbours are in a subset."""
+        """Return for each rank how many neighbors are in a subset."""
         reach, around = self.degree // 2, present[self._circle]
         sums = np.cumsum(np.concatenate(([0], around[-reach:], around, around[:reach])))
         windows: Ranks = sums[self.degree + 1 :] - sums[: self.cohort]  # itself included
@@ -139,10 +97,10 @@ class Circle:
 
 
 @dataclass(frozen=True, slots=True)
-class OutNeighbours:
-    """Every client has `degree` out-neighbours, drawn uniformly and independently from a public seed.
+class OutNeighbors:
+    """Every client has `degree` out-neighbors, drawn uniformly and independently from a public seed.
 
-    They hold its shares; masks are shared with out- and in-neighbours. Nobody can choose them, so the union bounds
+    They hold its shares; masks are shared with out- and in-neighbors. Nobody can choose them, so the union bounds
     of `check_bounds` hold for a server that picks dropouts with the graph in hand.
     """
 
@@ -154,10 +112,17 @@ class OutNeighbours:
     _starts: Ranks = field(init=False, repr=False, compare=False)  # where each holder's owners begin
 
     def __post_init__(self) -> None:
-        _check_cohort(self.cohort)
         if not 1 <= self.degree < self.cohort - 1:
-            raise ConfigError(f"out-neighbours must number in [1, {self.cohort - 2}], got {self.degree}")
-        holders = _draw_holders(self.cohort, self.degree, self.seed)
+            raise ConfigError(f"out-neighbors must number in [1, {self.cohort - 2}], got {self.degree}")
+        stream, width = Stream(self.seed), 2 * self.degree + 64
+        holders = np.empty((self.cohort, self.degree + 1), np.int32)
+        found = np.full(self.cohort, self.cohort, np.int32)  # no rank
+        for first in range(0, self.cohort, _ROWS):
+            rows = holders[first : first + _ROWS]
+            words = stream.words(len(rows) * width).reshape(-1, width)
+            if _first_distinct(words, first, rows, found) < len(rows):
+                raise TooFewClients(f"a client has fewer than {self.degree} out-neighbors: the attempt is void")
+        holders.sort(axis=1)
         order = np.argsort(holders, axis=None, kind="stable")  # by holder, then by owner
         counts = np.bincount(holders.ravel(), minlength=self.cohort)
         object.__setattr__(self, "_holders", holders)
@@ -165,31 +130,36 @@ class OutNeighbours:
         object.__setattr__(self, "_starts", np.concatenate(([0], np.cumsum(counts))))
 
     def holders(self, rank: int) -> Ranks:
-        """Return a client's out-neighbours and itself."""
+        """Return a client's out-neighbors and itself."""
         ranks: Ranks = self._holders[rank].astype(np.int64)
         return ranks
 
     def held_by(self, rank: int) -> Ranks:
-        """Return a client's in-neighbours and itself."""
+        """Return a client's in-neighbors and itself."""
         return self._owners[self._starts[rank] : self._starts[rank + 1]].astype(np.int64)
 
-    def partners(self, rank: int) -> Ranks:
-        """Return a client's out- and in-neighbours."""
-        return _without(np.union1d(self.holders(rank), self.held_by(rank)), rank)
+    partners = _partners
 
     def count_holders(self, present: NDArray[np.bool_]) -> Ranks:
-        """Return for each rank how many out-neighbours are in a subset."""
+        """Return for each rank how many out-neighbors are in a subset."""
         counts: Ranks = np.count_nonzero(present[self._holders], axis=1) - present.astype(np.int64)
         return counts
 
 
+# Who holds whose shares, and who shares masks with whom, by the ranks of a cohort. `holders` and `held_by` include the
+# client itself and are increasing; points of shares count from 1 among the holders.
+Graph = Complete | Circle | OutNeighbors
+
+
+@lru_cache(maxsize=4)  # the clients of a simulation ask for the same one
 def make_graph(cohort: int, degree: int, consistency: Consistency, seed: bytes) -> Graph:
     """Return the graph of a cohort: complete if the degree says so, else the sparse one that withstands the server.
 
     Guarantee: under `signed` never a circle, and nothing sparse up to 1,000 clients.
     Checked: test_graph.py::test_a_server_that_may_cheat_never_gets_a_circle.
     """
-    _check_cohort(cohort)
+    if cohort < 2:
+        raise ConfigError(f"a cohort must have at least 2 clients, got {cohort}")
     if consistency is Consistency.SIGNED and cohort > SIGNED_UP_TO:
         raise ConfigError(f"signed consistency takes cohorts of at most {SIGNED_UP_TO} clients, got {cohort}")
     if degree == cohort - 1:
@@ -200,36 +170,7 @@ def make_graph(cohort: int, degree: int, consistency: Consistency, seed: bytes) 
         raise ConfigError(
             f"under signed consistency {cohort} clients need a complete graph: degree {cohort - 1}, got {degree}"
         )
-    return _out_neighbours(cohort, degree, seed)
-
-
-@lru_cache(maxsize=4)  # the clients of a simulation ask for the same one
-def _out_neighbours(cohort: int, degree: int, seed: bytes) -> OutNeighbours:
-    return OutNeighbours(cohort, degree, seed)
-
-
-def _check_cohort(cohort: int) -> None:
-    if cohort < 2:
-        raise ConfigError(f"a cohort must have at least 2 clients, got {cohort}")
-
-
-def _without(ranks: Ranks, rank: int) -> Ranks:
-    others: Ranks = ranks[ranks != rank]
-    return others
-
-
-def _draw_holders(cohort: int, degree: int, seed: bytes) -> NDArray[np.int32]:
-    """Return each rank's out-neighbours and itself, increasing."""
-    stream, width = Stream(seed), 2 * degree + 64
-    holders = np.empty((cohort, degree + 1), np.int32)
-    found = np.full(cohort, cohort, np.int32)  # no rank
-    for first in range(0, cohort, _ROWS):
-        rows = holders[first : first + _ROWS]
-        words = stream.words(len(rows) * width).reshape(-1, width)
-        if _first_distinct(words, first, rows, found) < len(rows):
-            raise TooFewClients(f"a client has fewer than {degree} out-neighbours: the attempt is void")
-    holders.sort(axis=1)
-    return holders
+    return OutNeighbors(cohort, degree, seed)
 
 
 @compiled

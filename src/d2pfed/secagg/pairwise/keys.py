@@ -1,4 +1,4 @@
-"""What clients of a session advertise, and the keys and statements that follow from it."""
+"""What clients of a session advertise, who has joined, and the keys and statements that follow from it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,13 +11,12 @@ from d2pfed.secagg import crypto
 from d2pfed.secagg.crypto import PUBLIC_BYTES, SIGNATURE_BYTES
 from d2pfed.secagg.pairwise.graph import Graph, Ranks
 from d2pfed.secagg.pairwise.session import Delivery, Session
-from d2pfed.secagg.position import POSITION_BYTES, Position, unpack_position
+from d2pfed.secagg.roster import POSITION_BYTES, Position, unpack_position
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
-from d2pfed.secagg.wire import ClientId, Reader, Subset, pack_subset
+from d2pfed.secagg.wire import ClientId, Reader, Subset, pack_subset, ranks_of
 
 COMMITMENT_BYTES = 32
 LEAF_BYTES = 32
-DIGEST_BYTES = 32
 CONTRIBUTION_BYTES = 32
 NO_GROUP = b""  # what stands for the hash of the group seed where there is none
 
@@ -34,18 +33,14 @@ class KeyAdvertisement:
 
     def pack(self) -> bytes:
         """Return the advertisement's bytes."""
-        return self.seal_public + self.mask_public + self.commitment + self.packed_position + self.signature
+        position = b"" if self.position is None else self.position.pack()
+        return self.seal_public + self.mask_public + self.commitment + position + self.signature
 
-    @property
-    def packed_position(self) -> bytes:
-        """Return the position's bytes, none where nothing is signed."""
-        return b"" if self.position is None else self.position.pack()
-
-
-def leaf(session: Session, client: ClientId, advertisement: KeyAdvertisement) -> bytes:
-    """Return what an enrolled client signs about its keys, and what stands for the advertisement among all others."""
-    keys = advertisement.seal_public, advertisement.mask_public, advertisement.commitment
-    return digest("d2pfed advert", session.digest, client, *keys, advertisement.packed_position)
+    def statement(self, session: Session, client: ClientId) -> bytes:
+        """Return the leaf: what an enrolled client signs, and what stands for the advertisement among all others."""
+        position = b"" if self.position is None else self.position.pack()
+        keys = self.seal_public, self.mask_public, self.commitment
+        return digest("d2pfed advert", session.digest, client, *keys, position)
 
 
 def read_advertisement(session: Session, reader: Reader) -> KeyAdvertisement:
@@ -54,28 +49,6 @@ def read_advertisement(session: Session, reader: Reader) -> KeyAdvertisement:
     if not session.is_signed:
         return KeyAdvertisement(*public)
     return KeyAdvertisement(*public, unpack_position(reader.take(POSITION_BYTES)), reader.take(SIGNATURE_BYTES))
-
-
-def advertisement_bytes(session: Session) -> int:
-    """Return the size of an advertisement."""
-    signed = POSITION_BYTES + SIGNATURE_BYTES if session.is_signed else 0
-    return 2 * PUBLIC_BYTES + COMMITMENT_BYTES + signed
-
-
-def binds_all(session: Session) -> bool:
-    """Say whether every client learns every leaf: from all advertisements in a complete graph, or a list if signed."""
-    return session.is_complete or session.is_signed
-
-
-def lists_leaves(session: Session) -> bool:
-    """Say whether leaves are sent, since not everyone gets everyone's advertisement."""
-    return session.is_signed and not session.is_complete
-
-
-def advertisements_digest(session: Session, joined: Subset, leaves: Mapping[int, bytes]) -> bytes:
-    """Return the digest A of who joined and, where all clients know them, of their advertisements."""
-    ordered = [leaves[int(rank)] for rank in np.flatnonzero(joined)] if binds_all(session) else []
-    return digest("d2pfed adverts", pack_subset(joined), *ordered)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,12 +65,14 @@ class JoinedClients:
 
     @staticmethod
     def of(session: Session, present: Subset, leaves: Mapping[int, bytes]) -> "JoinedClients":
-        """Return what the advertisements behind these leaves lead to."""
-        return JoinedClients(session, present, advertisements_digest(session, present, leaves))
+        """Return what the advertisements behind these leaves lead to; A covers leaves that all clients know."""
+        binds_all = session.is_complete or session.is_signed
+        ordered = [leaves[rank] for rank in ranks_of(present)] if binds_all else []
+        return JoinedClients(session, present, digest("d2pfed adverts", pack_subset(present), *ordered))
 
-    def receivers(self, rank: int) -> list[int]:
-        """Return to whom a client sends its shares: the holders of its secrets that joined, without itself."""
-        return _others(rank, self.graph.holders(rank), self.present)
+    def receivers(self, rank: int, present: Subset) -> list[int]:
+        """Return to whom of a subset a client sends its shares: the other holders of its secrets."""
+        return _others(rank, self.graph.holders(rank), present)
 
     def senders(self, rank: int, present: Subset) -> list[int]:
         """Return who of a subset sends shares to a client."""
@@ -105,7 +80,9 @@ class JoinedClients:
 
     def owners(self, rank: int, present: Subset) -> list[int]:
         """Return of whom in a subset a client holds shares, itself included."""
-        return _within(self.graph.held_by(rank), present)
+        held = self.graph.held_by(rank)
+        owners: list[int] = held[present[held]].tolist()
+        return owners
 
     def partners(self, rank: int, present: Subset) -> list[int]:
         """Return with whom of a subset a client shares a pair mask."""
@@ -115,22 +92,14 @@ class JoinedClients:
         """Return whose advertisements a client is sent: its partners' that joined, and its own."""
         return sorted([*self.partners(rank, self.present), *([rank] if self.present[rank] else [])])
 
-    def count_holders(self, rank: int, present: Subset) -> int:
-        """Return how many others that hold shares of a client's secrets are in a subset."""
-        return len(_others(rank, self.graph.holders(rank), present))
-
     def points(self, owner: int, holders: list[int]) -> list[int]:
         """Return the points of an owner's shares: places among all of its holders, joined or not, from 1."""
         return [int(place) + 1 for place in np.searchsorted(self.graph.holders(owner), holders)]
 
 
-def _within(ranks: Ranks, present: Subset) -> list[int]:
-    chosen: list[int] = ranks[present[ranks]].tolist()
-    return chosen
-
-
 def _others(rank: int, ranks: Ranks, present: Subset) -> list[int]:
-    return [other for other in _within(ranks, present) if other != rank]
+    others: list[int] = ranks[present[ranks] & (ranks != rank)].tolist()
+    return others
 
 
 def commitment(session: Session, client: ClientId, seed: bytes) -> bytes:
@@ -146,11 +115,6 @@ def share_key(session: Session, shared: bytes, sender: ClientId, receiver: Clien
 def group_seed(session: Session, contributions: Sequence[bytes]) -> bytes:
     """Return the seed that all clients share, from one contribution of each in order of rank."""
     return digest("d2pfed group seed", session.digest, *contributions)
-
-
-def group_hash(seed: bytes) -> bytes:
-    """Return the hash of the group seed that goes into the mask keys and to the server, which compares."""
-    return digest("d2pfed group hash", seed)
 
 
 def context(joined: JoinedClients, task: bytes, model: bytes, sharers: Subset) -> bytes:
@@ -201,14 +165,10 @@ def decrypt_shares(session: Session, key: bytes, ciphertext: bytes) -> ShareCont
     Its sender spoilt it, or the server did. It must not stop its receiver, or one bad client would stop them all.
     """
     try:
-        plain = crypto.unseal(key, ciphertext)
-        shares = unpack_share(plain[:SHARE_BYTES]), unpack_share(plain[SHARE_BYTES : 2 * SHARE_BYTES])
+        plain = Reader(memoryview(crypto.unseal(key, ciphertext)))
+        shares = unpack_share(plain.take(SHARE_BYTES)), unpack_share(plain.take(SHARE_BYTES))
     except PeerError:
         return None
-    is_group = session.delivery is Delivery.EVERYONE
-    if len(plain) == 2 * SHARE_BYTES and not is_group:
-        return ShareContent(*shares, b"")
-    rest = Reader(memoryview(plain)[2 * SHARE_BYTES :])
-    contribution = rest.take(CONTRIBUTION_BYTES if is_group else 0)
-    claim = rest.rest()
+    contribution = plain.take(CONTRIBUTION_BYTES if session.delivery is Delivery.EVERYONE else 0)
+    claim = plain.rest()
     return ShareContent(*shares, contribution, unpack_position(claim) if claim else None)

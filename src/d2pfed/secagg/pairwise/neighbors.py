@@ -1,4 +1,4 @@
-"""How many neighbours a client needs, and how many shares open a secret, to withstand a stated risk."""
+"""How many neighbors a client needs, and how many shares open a secret, to withstand a stated risk."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
+from d2pfed.secagg.checks import check_rules
 from d2pfed.secagg.pairwise import graph as graphs
 from d2pfed.secagg.pairwise.graph import COMPLETE_UP_TO, Consistency
+from d2pfed.secagg.pairwise.session import require_one_view
 
 GRINDING_BITS = 62  # a server tries at most 2^60 seeds, and three bounds are added up
 SIGNED_BITS = 40 + GRINDING_BITS
-MOST_OUT_NEIGHBOURS = 512  # a client with more does nearly the work of a complete graph
+MOST_OUT_NEIGHBORS = 512  # a client with more does nearly the work of a complete graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,17 +29,17 @@ class Risk:
     security_bits: int = 40
 
     def __post_init__(self) -> None:
-        for name, value in (("dropouts", self.dropouts), ("colluders", self.colluders)):
-            if value < 0:
-                raise ConfigError(f"{name} must be at least 0, got {value}")
-        for name, value in (("correctness_bits", self.correctness_bits), ("security_bits", self.security_bits)):
-            if not 1 <= value <= 256:
-                raise ConfigError(f"{name} must be in [1, 256], got {value}")
+        bits = self.correctness_bits, self.security_bits
+        check_rules(
+            (self.dropouts >= 0, f"dropouts must be at least 0, got {self.dropouts}"),
+            (self.colluders >= 0, f"colluders must be at least 0, got {self.colluders}"),
+            (1 <= min(bits) <= max(bits) <= 256, f"correctness and security bits must be in [1, 256], got {bits}"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbourhood:
-    """How many neighbours a client has, and how many shares open one of its secrets.
+class Neighborhood:
+    """How many neighbors a client has, and how many shares open one of its secrets.
 
     Attributes:
         degree: number of others that hold shares of a client's secrets.
@@ -51,8 +53,8 @@ class Neighbourhood:
 
 
 @lru_cache
-def choose(cohort: int, risk: Risk, consistency: Consistency) -> Neighbourhood:
-    """Return the least neighbourhood that withstands the risk: complete for small cohorts, sparse beyond.
+def choose(cohort: int, risk: Risk, consistency: Consistency) -> Neighborhood:
+    """Return the least neighborhood that withstands the risk: complete for small cohorts, sparse beyond.
 
     Guarantee under `assumed`: with the stated dropouts and colluders at random places, the chance that a secret
     cannot be opened is at most 2^-correctness_bits, and the chance that colluders alone open one, or that the honest
@@ -65,39 +67,39 @@ def choose(cohort: int, risk: Risk, consistency: Consistency) -> Neighbourhood:
             f"dropouts and colluders must leave 2 of {cohort} clients, got {risk.dropouts} and {risk.colluders}"
         )
     if consistency is Consistency.SIGNED:
-        _check_one_statement(cohort, cohort - risk.dropouts, risk.colluders)
-        return complete(cohort, risk) if cohort <= graphs.SIGNED_COMPLETE_UP_TO else _out_neighbours(cohort, risk)
+        require_one_view(cohort, cohort - risk.dropouts, risk.colluders)
+        return complete(cohort, risk) if cohort <= graphs.SIGNED_COMPLETE_UP_TO else _out_neighbors(cohort, risk)
     sparse = _least_circle(cohort, risk) if cohort > COMPLETE_UP_TO else None
     return complete(cohort, risk) if sparse is None else sparse
 
 
-def complete(cohort: int, risk: Risk) -> Neighbourhood:
-    """Return the neighbourhood in which everyone holds a share of everyone's secrets."""
+def complete(cohort: int, risk: Risk) -> Neighborhood:
+    """Return the neighborhood in which everyone holds a share of everyone's secrets."""
     threshold = max(cohort // 2 + 1, risk.colluders + 1)
     if threshold > cohort - risk.dropouts:
         raise ConfigError(
             f"{threshold} of {cohort} clients must be left to open a secret, got {risk.dropouts} dropouts"
         )
-    return Neighbourhood(cohort - 1, threshold)
+    return Neighborhood(cohort - 1, threshold)
 
 
 @lru_cache
-def check_bounds(cohort: int, neighbourhood: Neighbourhood, quorum: int, colluders: int) -> None:
-    """Refuse a neighbourhood that does not withstand a server that lies, drops clients and tries seeds.
+def check_bounds(cohort: int, neighborhood: Neighborhood, quorum: int, colluders: int) -> None:
+    """Refuse a neighborhood that does not withstand a server that lies, drops clients and tries seeds.
 
     Guarantee: with at most `colluders`, fixed before the graph, all that a server can open is one sum, of at least
     `quorum - colluders - cut_off` honest clients: always in a complete graph, otherwise except with chance 2^-40
     over 2^60 graphs. Proof: docs/protocol.md#graph.
     Checked: test_graph.py::test_what_a_server_opens_is_no_more_frequent_than_its_bounds.
     """
-    degree, threshold, cut_off = neighbourhood.degree, neighbourhood.threshold, neighbourhood.cut_off
+    degree, threshold, cut_off = neighborhood.degree, neighborhood.threshold, neighborhood.cut_off
     if not 0 <= colluders < quorum <= cohort:
         raise ConfigError(f"quorum must be in [{colluders + 1}, {cohort}], got {quorum}")
     if cohort > graphs.SIGNED_UP_TO:
         raise ConfigError(
             f"signed consistency takes cohorts of at most {graphs.SIGNED_UP_TO} clients, got {cohort}"
         )
-    _check_one_statement(cohort, quorum, colluders)
+    require_one_view(cohort, quorum, colluders)
     if not degree + 1 < 2 * threshold <= 2 * (degree + 1):
         raise ConfigError(f"threshold must be in [{(degree + 1) // 2 + 1}, {degree + 1}], got {threshold}")
     if degree == cohort - 1:
@@ -122,29 +124,20 @@ def check_bounds(cohort: int, neighbourhood: Neighbourhood, quorum: int, collude
         )
 
 
-def unopened(cohort: int, neighbourhood: Neighbourhood, dropouts: int) -> Fraction:
-    """Bound the chance that some client has fewer than `threshold` neighbours left."""
-    spare = neighbourhood.degree - neighbourhood.threshold
-    return min(Fraction(1), cohort * upper_tail(cohort - 1, dropouts, neighbourhood.degree, spare + 1))
+def unopened(cohort: int, neighborhood: Neighborhood, dropouts: int) -> Fraction:
+    """Bound the chance that some client has fewer than `threshold` neighbors left."""
+    spare = neighborhood.degree - neighborhood.threshold
+    return min(Fraction(1), cohort * upper_tail(cohort - 1, dropouts, neighborhood.degree, spare + 1))
 
 
-def exposed(cohort: int, neighbourhood: Neighbourhood, risk: Risk) -> Fraction:
+def exposed(cohort: int, neighborhood: Neighborhood, risk: Risk) -> Fraction:
     """Bound the chance that colluders hold `threshold` shares of a client, or cut the honest survivors in two."""
-    opened = cohort * upper_tail(cohort - 1, risk.colluders, neighbourhood.degree, neighbourhood.threshold)
-    reach = neighbourhood.degree // 2
+    opened = cohort * upper_tail(cohort - 1, risk.colluders, neighborhood.degree, neighborhood.threshold)
+    reach = neighborhood.degree // 2
     lost = risk.dropouts + risk.colluders
     # A cut of the circle needs a run of `reach` lost places, and there are `cohort` places where a run may start.
     cut = cohort * Fraction(comb(lost, reach), comb(cohort, reach))
     return min(Fraction(1), opened + cut)
-
-
-def _check_one_statement(cohort: int, quorum: int, colluders: int) -> None:
-    """Refuse a quorum of which two, disjoint but for colluders, could sign different survivors."""
-    if 2 * quorum <= cohort + colluders:
-        raise ConfigError(
-            f"quorum must be at least {(cohort + colluders) // 2 + 1} for {cohort} clients and {colluders} colluders, "
-            f"got {quorum}"
-        )
 
 
 def _check_sparse_size(cohort: int, degree: int) -> None:
@@ -153,13 +146,13 @@ def _check_sparse_size(cohort: int, degree: int) -> None:
             f"a sparse graph under signed consistency needs more than {graphs.SIGNED_COMPLETE_UP_TO} and at most "
             f"{graphs.SIGNED_UP_TO} clients, got {cohort}"
         )
-    most = min(MOST_OUT_NEIGHBOURS, cohort // 4)
+    most = min(MOST_OUT_NEIGHBORS, cohort // 4)
     if not 1 <= degree <= most:
-        raise ConfigError(f"out-neighbours must number in [1, {most}], got {degree}")
+        raise ConfigError(f"out-neighbors must number in [1, {most}], got {degree}")
 
 
-def _least_circle(cohort: int, risk: Risk) -> Neighbourhood | None:
-    """Return the circle of least degree that withstands the risk, if there is one; more neighbours withstand more."""
+def _least_circle(cohort: int, risk: Risk) -> Neighborhood | None:
+    """Return the circle of least degree that withstands the risk, if there is one; more neighbors withstand more."""
     low, high, found = 0, 2, None  # the degree is above `low`, and `high` is the next to try
     while high < cohort - 1 and (found := _fitting(cohort, high, risk)) is None:
         low, high = high, min(2 * high, max(high + 2, (cohort - 2) // 2 * 2))
@@ -170,37 +163,30 @@ def _least_circle(cohort: int, risk: Risk) -> Neighbourhood | None:
     return found
 
 
-def _fitting(cohort: int, degree: int, risk: Risk) -> Neighbourhood | None:
-    """Return the neighbourhood of this degree that withstands the risk, if there is one."""
-    sparse = _least_threshold(cohort, degree, risk)
-    if sparse is None or unopened(cohort, sparse, risk.dropouts) > Fraction(1, 1 << risk.correctness_bits):
-        return None
-    return sparse
-
-
-def _least_threshold(cohort: int, degree: int, risk: Risk) -> Neighbourhood | None:
-    """Return the neighbourhood with the least safe threshold above half of the holders, if there is one."""
+def _fitting(cohort: int, degree: int, risk: Risk) -> Neighborhood | None:
+    """Return the neighborhood of this degree with the least safe threshold, if it withstands the risk."""
     for threshold in range((degree + 1) // 2 + 1, degree + 1):
-        neighbourhood = Neighbourhood(degree, threshold)
-        if exposed(cohort, neighbourhood, risk) <= Fraction(1, 1 << risk.security_bits):
-            return neighbourhood
+        sparse = Neighborhood(degree, threshold)
+        if exposed(cohort, sparse, risk) <= Fraction(1, 1 << risk.security_bits):
+            is_open = unopened(cohort, sparse, risk.dropouts) <= Fraction(1, 1 << risk.correctness_bits)
+            return sparse if is_open else None
     return None
 
 
-def _out_neighbours(cohort: int, risk: Risk) -> Neighbourhood:
-    """Return the fewest out-neighbours that withstand the risk, with the largest threshold that dropouts leave."""
+def _out_neighbors(cohort: int, risk: Risk) -> Neighborhood:
+    """Return the fewest out-neighbors that withstand the risk, with the largest threshold that dropouts leave."""
     _check_sparse_size(cohort, 1)
     bits = risk.security_bits + GRINDING_BITS
     # With fewer honest survivors than half of the cohort, those could be one of its parts.
     if cohort - risk.dropouts - risk.colluders > cohort // 2:
-        for degree in range(2, min(MOST_OUT_NEIGHBOURS, cohort // 4) + 1):
+        for degree in range(2, min(MOST_OUT_NEIGHBORS, cohort // 4) + 1):
             threshold = _largest_threshold(cohort, degree, risk)
             if 2 * threshold <= degree + 1 or may_open(cohort, degree, threshold, risk.colluders, bits):
                 continue
             apart = log_apart(cohort, degree, risk.dropouts, risk.colluders)
             cut_off = least_cut_off(apart, bits)
             if cut_off is not None and log_cut(cohort, degree, threshold, risk.colluders, apart) <= -bits:
-                return Neighbourhood(degree, threshold, cut_off)
+                return Neighborhood(degree, threshold, cut_off)
     raise ConfigError(
         f"no sparse graph of {cohort} clients withstands {risk.dropouts} dropouts and {risk.colluders} colluders: "
         f"at most {graphs.SIGNED_COMPLETE_UP_TO} clients are a complete graph"
@@ -211,7 +197,7 @@ def _largest_threshold(cohort: int, degree: int, risk: Risk) -> int:
     """Return the most shares that dropouts at random places leave everyone, but for 2^-correctness_bits."""
     allowed = comb(cohort - 1, degree) // (cohort << risk.correctness_bits)
     lost, ways = degree + 1, 0
-    while ways <= allowed:  # the ways to lose any number of neighbours are all there are
+    while ways <= allowed:  # the ways to lose any number of neighbors are all there are
         lost -= 1
         ways += comb(risk.dropouts, lost) * comb(cohort - 1 - risk.dropouts, degree - lost)
     return degree - lost
@@ -253,16 +239,8 @@ def log_upper_tails(factorials: Logs, population: int, marked: NDArray[np.int64]
     marked = np.minimum(marked, population)[:, None]
     hits = np.arange(least, drawn + 1)
     terms = log_choose(factorials, marked, hits) + log_choose(factorials, population - marked, drawn - hits)
-    return np.minimum(log_sum(terms) - log_choose(factorials, np.array(population), drawn), 0.0)
-
-
-def log_sum(terms: Logs) -> Logs:
-    """Return log2 of the sum of 2^terms along the last axis."""
-    top = np.max(terms, axis=-1, initial=-np.inf)
-    shift = np.where(np.isfinite(top), top, 0.0)
-    with np.errstate(divide="ignore"):
-        logs: Logs = shift + np.log2(np.sum(np.exp2(terms - shift[..., None]), axis=-1))
-    return logs
+    hit: Logs = np.logaddexp2.reduce(terms, axis=-1)
+    return np.minimum(hit - log_choose(factorials, np.array(population), drawn), 0.0)
 
 
 @lru_cache
@@ -351,8 +329,8 @@ def least_cut_off(apart: Logs, bits: int) -> int | None:
 def log_cut(n: int, k: int, t: int, c: int, apart: Logs) -> float:
     """Bound the chance that some part of at most half of the clients is cut off and can be opened.
 
-    To be opened, each of its s members has t out-neighbours in the part or among the colluders.
+    To be opened, each of its s members has t out-neighbors in the part or among the colluders.
     """
     logs, s = log_factorials(n), np.arange(1, n // 2 + 1)
     opened = log_choose(logs, np.array(n), s) + s * log_upper_tails(logs, n - 1, s - 1 + c, k, t)
-    return float(log_sum(np.minimum(opened, apart)))
+    return float(np.logaddexp2.reduce(np.minimum(opened, apart)))

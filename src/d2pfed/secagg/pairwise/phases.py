@@ -20,36 +20,62 @@ Whatever else arrives, and whatever fails a check, leads to Finished. So a clien
 reveals both secrets of another client: a phase that still holds shares has one way out, for one set of survivors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from itertools import chain
 
 from d2pfed.errors import PeerError
-from d2pfed.numerics.randomness import Entropy, Stream
+from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.numerics.ring import RingVector
-from d2pfed.secagg import crypto, shamir
-from d2pfed.secagg.pairwise import checks, keys, messages
-from d2pfed.secagg.pairwise.checks import ClientSession
-from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement, leaf, lists_leaves
-from d2pfed.secagg.pairwise.messages import EncryptedShares, KeyAdvertisements, MaskedVector, decode_invitation
+from d2pfed.secagg import checks, crypto, shamir
+from d2pfed.secagg.pairwise import keys, messages
+from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement
+from d2pfed.secagg.pairwise.messages import EncryptedShares, KeyAdvertisements
 from d2pfed.secagg.pairwise.session import Delivery, Session
-from d2pfed.secagg.position import Position
-from d2pfed.secagg.wire import ClientId, MessageKind, Subset, subset_of
+from d2pfed.secagg.roster import Enrolment, History, Position
+from d2pfed.secagg.wire import ClientId, MessageKind, Subset, message, opened, subset_of
+
+# From the bytes of task and model and, under Delivery.EVERYONE, the group seed, to the vector to be summed.
+Contribute = Callable[[bytes, bytes, bytes | None], RingVector]
 
 
-class Phase(Protocol):
-    """A phase answers one request and names the next phase."""
+@dataclass(frozen=True, slots=True)
+class ClientSession:
+    """What a client has in every phase of a session: it does not change from one to the next.
 
-    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, "Phase"]:
-        """Return the answer and the next phase."""
-        ...
+    `signed` is what a signed session needs, and what there is in no other.
+    """
+
+    session: Session
+    rank: int
+    contribute: Contribute
+    enrolment: Enrolment | None
+    history: History | None
+    agree: crypto.Agree = crypto.agree
+    client: ClientId = field(init=False)
+    signed: tuple[Enrolment, History] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "client", self.session.cohort[self.rank])
+        signed = checks.enrolled(self.session.roster_digest, self.client, self.enrolment, self.history)
+        object.__setattr__(self, "signed", signed)
+
+    def sign(self, statement: bytes) -> bytes:
+        """Return this client's signature, empty where nothing is signed."""
+        return b"" if self.signed is None else crypto.sign(self.signed[0].secret, statement)
+
+    def check_remaining(self, joined: JoinedClients, present: Subset) -> None:
+        """Check what must hold for the clients that are left, whichever exchange it is."""
+        checks.require_self(self.rank, present)
+        checks.require_quorum(self.session.quorum, int(present.sum()))
+        checks.require_holders(len(joined.receivers(self.rank, present)), self.session.least_holders)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     """Nothing is left to use: the attempt is over for this client, well or badly."""
 
-    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, Phase]:  # noqa: ARG002 - a phase's signature
+    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, "Phase"]:  # noqa: ARG002 - a phase's signature
         """Refuse whatever comes."""
         raise PeerError("this client has finished this attempt")
 
@@ -60,22 +86,24 @@ class Invited:
 
     entropy: Entropy
 
-    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, Phase]:
+    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, "Phase"]:
         """Advertise keys that belong to this session alone, and where this client stands."""
-        session, history = local.session, local.history
-        invited = decode_invitation(data, local.depth)
-        checks.require_invited(session, local.client, invited)
-        if session.is_signed and history is not None:
-            checks.require_server_position(local.enrolled, history, local.client, invited.remembered)
-        fresh = _fresh(session, local.client, self.entropy)
+        session = local.session
+        depth = None if local.enrolment is None else local.enrolment.roster.depth
+        invited = messages.decode_invitation(data, depth)
+        invited.require_agreed(session, local.client)
+        if local.signed is not None:
+            checks.require_in_chain(*local.signed, local.client, invited.remembered, "the server")
+        fresh = self.entropy.child("d2pfed client", session.digest, local.client)
         secrets = Advertised(
             fresh.child("seal").key,
             fresh.child("mask").key,
             fresh.child("self").key,
             fresh.child("shares"),
-            history.position if session.is_signed and history is not None else None,
+            None if local.signed is None else local.signed[1].position,
         )
-        return messages.encode_advertisement(session, local.rank, secrets.advertisement(local)), secrets
+        packed = secrets.advertisement(local).pack()
+        return message(session, MessageKind.KEY_ADVERTISEMENT, local.rank, packed), secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,54 +119,58 @@ class Advertised:
     def advertisement(self, local: ClientSession) -> KeyAdvertisement:
         """Return the public side of the secrets."""
         publics = crypto.Agreement(self.seal_secret).public, crypto.Agreement(self.mask_secret).public
-        unsigned = KeyAdvertisement(
-            *publics, keys.commitment(local.session, local.client, self.seed), self.position
-        )
-        return replace(unsigned, signature=local.sign(leaf(local.session, local.client, unsigned)))
+        committed = keys.commitment(local.session, local.client, self.seed)
+        unsigned = KeyAdvertisement(*publics, committed, self.position)
+        return replace(unsigned, signature=local.sign(unsigned.statement(local.session, local.client)))
 
-    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, Phase]:
+    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, "Phase"]:
         """Split both secrets among the holders that joined, agree on keys with them, forget the private keys."""
-        session = local.session
+        session, client = local.session, local.client
         listed = messages.decode_advertisements(session, local.rank, data)
         self._check(local, listed)
-        contribution = _group_contribution(self.entropy) if session.delivery is Delivery.EVERYONE else b""
+        contribution = self.entropy.child("group").key if session.delivery is Delivery.EVERYONE else b""
         shares = self._split(listed.joined, local.rank)
         seal, mask = crypto.Agreement(self.seal_secret), crypto.Agreement(self.mask_secret)
-        known = local.history.known if session.is_signed and local.history is not None else {}
-        sealed: dict[int, bytes] = {}
-        peers: dict[int, Peer] = {}
+        known = {} if local.signed is None else local.signed[1].known
+        sealed, peers = dict[int, bytes](), dict[int, Peer]()
         for rank in listed.joined.partners(local.rank, listed.joined.present):
             advertisement, peer = listed.advertisements[rank], session.cohort[rank]
             shared = local.agree(seal, advertisement.seal_public)
-            peers[rank] = Peer(
-                keys.share_key(session, shared, peer, local.client),
-                local.agree(mask, advertisement.mask_public),
-            )
+            inbound = keys.share_key(session, shared, peer, client)
+            peers[rank] = Peer(inbound, local.agree(mask, advertisement.mask_public))
             if rank in shares:
-                outbound = keys.share_key(session, shared, local.client, peer)
+                outbound = keys.share_key(session, shared, client, peer)
                 content = keys.ShareContent(*shares[rank], contribution, known.get(peer))
                 sealed[rank] = crypto.seal(outbound, content.pack())
         claims = subset_of(len(session.cohort), [rank for rank in sealed if session.cohort[rank] in known])
-        state = Shared(self.seed, shares[local.rank][0], contribution, listed.joined, peers, _met(local, listed))
+        # Each checks what is said about itself, so nobody checks it for them.
+        met = {
+            session.cohort[rank]: advertisement.position
+            for rank, advertisement in listed.advertisements.items()
+            if advertisement.position is not None and rank != local.rank
+        }
+        state = Shared(self.seed, shares[local.rank][0], contribution, listed.joined, peers, met)
         return messages.encode_encrypted_shares(listed.joined, local.rank, EncryptedShares(sealed, claims)), state
 
     def _check(self, local: ClientSession, listed: KeyAdvertisements) -> None:
-        session, own = local.session, self.advertisement(local)
+        session, shown, statements = local.session, listed.advertisements, listed.leaves
         local.check_remaining(listed.joined, listed.joined.present)
-        checks.require_own_leaf(listed.leaves[local.rank], leaf(session, local.client, own))
-        if lists_leaves(session):  # else they were made from these advertisements
-            checks.require_leaves_fit(session, listed.leaves, listed.advertisements)
-        checks.require_distinct_keys(listed.advertisements)
-        if session.is_signed:
-            checks.require_enrolled_advertisements(session, local.enrolled.roster, listed.advertisements)
+        checks.require_own(listed.leaves[local.rank], self.advertisement(local).statement(session, local.client))
+        if session.lists_leaves:  # else they were made from these advertisements
+            statements = {rank: each.statement(session, session.cohort[rank]) for rank, each in shown.items()}
+            checks.require_leaves_fit(session, listed.leaves, statements)
+        publics = ((each.seal_public, each.mask_public) for each in shown.values())
+        checks.require_distinct_keys(chain.from_iterable(publics))
+        if local.signed is not None:
+            signed = {rank: (statement, shown[rank].signature) for rank, statement in statements.items()}
+            checks.require_signed(session, local.signed[0].roster, signed)
 
     def _split(self, joined: JoinedClients, rank: int) -> dict[int, tuple[int, int]]:
         """Return (share of the seed, share of the mask key) by holder that joined, this client included."""
-        holders = sorted([rank, *joined.receivers(rank)])
+        holders = sorted([rank, *joined.receivers(rank, joined.present)])
         stream = self.entropy.child("coefficients").stream()
         secrets = [int.from_bytes(secret, "little") for secret in (self.seed, self.mask_secret)]
-        points, threshold = joined.points(rank, holders), joined.session.threshold
-        columns = shamir.split_each(secrets, threshold, points, stream)
+        columns = shamir.split(secrets, joined.session.threshold, joined.points(rank, holders), stream)
         return dict(zip(holders, zip(*columns, strict=True), strict=True))
 
 
@@ -164,70 +196,68 @@ class Shared:
     peers: Mapping[int, Peer] = field(repr=False)
     met: Mapping[ClientId, Position] = field(default_factory=dict, repr=False)
 
-    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, Phase]:
+    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, "Phase"]:
         """Open the ciphertexts, mask the contribution, and forget all that could unmask it."""
         session, joined = local.session, self.joined
         request = messages.decode_mask_request(joined, local.rank, data)
         checks.require_within(request.sharers, joined.present)
         local.check_remaining(joined, request.sharers)
-        opened = self._open(local, request.shares)
-        group = self._group_seed(local, request.sharers, opened)
+        contents = self._open(local, request.shares)
+        group = self._group_seed(local, request.sharers, contents)
         context = keys.context(joined, request.task, request.model, request.sharers)
         contributed = local.contribute(request.task, request.model, group)
         vector = checks.ring_copy(session.ring, session.dimension, contributed)
-        hashed = keys.NO_GROUP if group is None else keys.group_hash(group)
-        self._mask(local, vector, context, hashed, self._partners(local, request.sharers, opened))
-        seed_shares = {rank: content.seed_share for rank, content in opened.items()}
-        key_shares = {rank: content.key_share for rank, content in opened.items()}
+        # The hash goes into the mask keys, and to the server, which compares.
+        hashed = keys.NO_GROUP if group is None else digest("d2pfed group hash", group)
+        added, subtracted = [Stream(keys.self_mask_key(self.seed, context, local.client))], list[Stream]()
+        for rank in self._partners(local, request.sharers, contents):
+            pair = local.client, session.cohort[rank]
+            key = keys.pair_mask_key(self.peers[rank].mask_shared, context, pair, hashed)
+            (added if local.rank < rank else subtracted).append(Stream(key))
+        session.ring.add_masks_into(vector, added, subtracted)
+        seed_shares = {rank: content.seed_share for rank, content in contents.items()}
+        key_shares = {rank: content.key_share for rank, content in contents.items()}
         seed_shares[local.rank] = self.own_seed_share
         state = Masked(context, joined, request.sharers, seed_shares, key_shares)
-        return messages.encode_masked_vector(session, local.rank, MaskedVector(context, hashed, vector)), state
+        fields = context, hashed, session.ring.pack(vector)
+        return message(session, MessageKind.MASKED_VECTOR, local.rank, *fields), state
 
     def _open(self, local: ClientSession, shares: EncryptedShares) -> dict[int, keys.ShareContent]:
-        """Return what is in the ciphertexts that open; the others' senders, or the server, will be asked about them."""
-        tried = {
-            rank: keys.decrypt_shares(local.session, self.peers[rank].share_key, ciphertext)
-            for rank, ciphertext in shares.ciphertexts.items()
-        }
-        opened = {rank: content for rank, content in tried.items() if content is not None}
-        colluders = 0 if local.history is None else local.history.colluders
-        checks.require_few_unopened(local.session, colluders, len(tried) - len(opened))
-        for content in opened.values():
-            if content.claim is not None and local.history is not None:
-                checks.require_peer_position(local.enrolled, local.history, local.client, content.claim)
-        return opened
+        """Return what is in the ciphertexts that open; the others' senders, or the server, will be asked about them.
+
+        Where the server keeps to the protocol no claims are made, and any number of ciphertexts may be bad.
+        """
+        contents = dict[int, keys.ShareContent]()
+        for rank, ciphertext in shares.ciphertexts.items():
+            content = keys.decrypt_shares(local.session, self.peers[rank].share_key, ciphertext)
+            if content is not None:
+                contents[rank] = content
+        if local.signed is not None:
+            unopened = len(shares.ciphertexts) - len(contents)
+            checks.require_few_unopened(local.session.colluders, local.signed[1].colluders, unopened)
+            for content in contents.values():
+                checks.require_in_chain(*local.signed, local.client, content.claim, "another client")
+        return contents
 
     def _partners(
         self,
         local: ClientSession,
         sharers: Subset,
-        opened: Mapping[int, keys.ShareContent],  # noqa: ARG002 - masks must not depend on it
+        contents: Mapping[int, keys.ShareContent],  # noqa: ARG002 - masks must not depend on it
     ) -> list[int]:
         """Return with whom masks are shared, whoever's ciphertext opened: a server could spoil some for fewer masks."""
         return self.joined.partners(local.rank, sharers)
 
     def _group_seed(
-        self, local: ClientSession, sharers: Subset, opened: Mapping[int, keys.ShareContent]
+        self, local: ClientSession, sharers: Subset, contents: Mapping[int, keys.ShareContent]
     ) -> bytes | None:
         if local.session.delivery is not Delivery.EVERYONE:
             return None
-        if len(opened) != int(sharers.sum()) - 1:
+        if len(contents) != int(sharers.sum()) - 1:
             raise PeerError("every client's part of the group seed is needed, got a ciphertext that does not open")
-        everyone = {rank: content.contribution for rank, content in opened.items()}
+        everyone = {rank: content.contribution for rank, content in contents.items()}
         everyone[local.rank] = self.contribution
         return keys.group_seed(local.session, [everyone[rank] for rank in sorted(everyone)])
-
-    def _mask(
-        self, local: ClientSession, vector: RingVector, context: bytes, group: bytes, partners: list[int]
-    ) -> None:
-        client = local.client
-        added = [Stream(keys.self_mask_key(self.seed, context, client))]
-        subtracted: list[Stream] = []
-        for rank in partners:
-            pair = client, local.session.cohort[rank]
-            key = keys.pair_mask_key(self.peers[rank].mask_shared, context, pair, group)
-            (added if local.rank < rank else subtracted).append(Stream(key))
-        local.session.ring.add_masks_into(vector, added, subtracted)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -240,17 +270,19 @@ class Masked:
     seed_shares: Mapping[int, int] = field(repr=False)
     key_shares: Mapping[int, int] = field(repr=False)
 
-    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, Phase]:
+    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, "Phase"]:
         """Confirm the survivors if the session is signed, else open the shares."""
         session = local.session
         kind = MessageKind.SURVIVORS if session.is_signed else MessageKind.UNMASK_REQUEST
-        survivors = messages.decode_survivors(session, kind, local.rank, data)
+        with opened(session, kind, local.rank, data) as reader:
+            survivors = reader.subset(len(session.cohort))
         checks.require_within(survivors, self.sharers)
         local.check_remaining(self.joined, survivors)
         if not session.is_signed:
             return self.unmasking_shares(local, survivors), Finished()
         signature = local.sign(keys.survivors_statement(self.context, survivors))
-        return messages.encode_confirmation(session, local.rank, signature), Confirmed(self, survivors)
+        answer = message(session, MessageKind.SURVIVORS_SIGNATURE, local.rank, signature)
+        return answer, Confirmed(self, survivors)
 
     def unmasking_shares(self, local: ClientSession, survivors: Subset) -> bytes:
         """Return one share per client: of the self-mask seed if its vector arrived, of the mask key if not.
@@ -272,36 +304,22 @@ class Confirmed:
     masked: Masked
     survivors: Subset
 
-    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, Phase]:
+    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, "Phase"]:
         """Open the shares once enough clients have signed what this one has signed."""
         signatures = messages.decode_signatures(local.session, local.rank, data)
         statement = keys.survivors_statement(self.masked.context, self.survivors)
-        checks.require_enough_signatures(local.session, signatures)
-        checks.require_confirmed(local.session, local.enrolled.roster, statement, signatures)
+        checks.require_quorum(local.session.quorum, len(signatures))
+        if local.signed is None:
+            raise PeerError("survivors are confirmed in signed sessions only")
+        signed = {rank: (statement, signature) for rank, signature in signatures.items()}
+        checks.require_signed(local.session, local.signed[0].roster, signed)
         return self.masked.unmasking_shares(local, self.survivors), Finished()
+
+
+Phase = Finished | Invited | Advertised | Shared | Masked | Confirmed
 
 
 def group_seed_of(session: Session, entropies: Mapping[int, Entropy]) -> bytes:
     """Return the group seed that clients with these entropies agree on, for a simulation that skips the exchange."""
-    shares = (_fresh(session, client, entropies[client]).child("shares") for client in session.cohort)
-    return keys.group_seed(session, [_group_contribution(entropy) for entropy in shares])
-
-
-def _fresh(session: Session, client: int, entropy: Entropy) -> Entropy:
-    return entropy.child("d2pfed client", session.digest, client)
-
-
-def _group_contribution(entropy: Entropy) -> bytes:
-    return entropy.child("group").key
-
-
-def _met(local: ClientSession, listed: KeyAdvertisements) -> dict[ClientId, Position]:
-    """Return where the others stand. Each checks what is said about itself, so nobody checks it for them."""
-    positions = {
-        local.session.cohort[rank]: advertisement.position for rank, advertisement in listed.advertisements.items()
-    }
-    return {
-        client: position
-        for client, position in positions.items()
-        if position is not None and client != local.client
-    }
+    fresh = (entropies[client].child("d2pfed client", session.digest, client) for client in session.cohort)
+    return keys.group_seed(session, [entropy.child("shares").child("group").key for entropy in fresh])

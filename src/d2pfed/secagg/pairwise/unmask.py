@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import islice
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from d2pfed.secagg.pairwise import keys
 from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement
 from d2pfed.secagg.pairwise.session import Session
 from d2pfed.secagg.shamir import SECRET_BYTES, Corrected, Corrector, Interpolation
-from d2pfed.secagg.wire import ClientId, Subset
+from d2pfed.secagg.wire import ClientId, Subset, ranks_of
 
 Shares = dict[int, dict[int, int | None]]  # by owner's rank, then holder's; None: the holder says it never got one
 IsRight = Callable[[bytes], bool]
@@ -34,16 +34,6 @@ class Aggregate:
     survivors: Subset
     total: RingVector = field(repr=False)
     blamed: frozenset[int] = frozenset()
-
-    @property
-    def session(self) -> Session:
-        """Return the session of the sum."""
-        return self.joined.session
-
-    @property
-    def survivor_ids(self) -> tuple[ClientId, ...]:
-        """Return whose vectors are in the sum."""
-        return self.session.names(np.flatnonzero(self.survivors).tolist())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,23 +54,17 @@ class MaskJob:
     subtracted: tuple[bytes, ...] = field(repr=False)
 
 
-class RunJobs(Protocol):
-    """The builtin `map`, or one that runs elsewhere; jobs and results can be pickled."""
-
-    def __call__(
-        self, function: Callable[[MaskJob], RingVector], jobs: Iterable[MaskJob], /
-    ) -> Iterable[RingVector]:
-        """Return the function's value for every job."""
-        ...
+# The builtin `map`, or one that runs elsewhere; jobs and results can be pickled.
+RunJobs = Callable[[Callable[[MaskJob], RingVector], Iterable[MaskJob]], Iterable[RingVector]]
 
 
 def unmask(aggregate: Aggregate, shares: Shares, run_jobs: RunJobs) -> Sum:
     """Return the survivors' sum, or find that too few right shares are left to open some secret."""
-    session, total = aggregate.session, aggregate.total.copy()
+    session, total = aggregate.joined.session, aggregate.total.copy()
     recovery = _SecretRecovery(aggregate, shares)
-    for part in run_jobs(expand, _jobs(session, _masks(aggregate, recovery))):
+    for part in run_jobs(expand, _jobs(session, iter(_masks(aggregate, recovery)))):
         session.ring.add_into(total, part)
-    return Sum(total, session.names(aggregate.blamed | recovery.settle().certain()))
+    return Sum(total, session.names(aggregate.blamed | recovery.certain()))
 
 
 def expand(job: MaskJob) -> RingVector:
@@ -90,87 +74,69 @@ def expand(job: MaskJob) -> RingVector:
     return part
 
 
-class Disputes:
-    """Pairs of clients of which one has cheated: an owner whose share did not reach its holder, or was wrong there.
+class _SecretRecovery:
+    """Opens secrets from shares and checks them; remembers Lagrange coefficients, and whose shares were wrong.
 
-    A server that passes the ciphertexts on cannot tell which. But an honest client is in dispute with cheats only, so
-    whoever is in dispute with more others than there may be cheats is one itself.
+    Two clients are in dispute if one of them has cheated: an owner whose share did not reach its holder, or was wrong
+    there. A server that passes the ciphertexts on cannot tell which. But an honest client is in dispute with cheats
+    only, so whoever is in dispute with more others than there may be cheats is one itself.
     """
 
-    def __init__(self, most_liars: int) -> None:
-        self._most = most_liars
-        self._others: defaultdict[int, set[int]] = defaultdict(set)
-
-    def add(self, owner: int, holders: Iterable[int]) -> None:
-        """Note whose share of an owner was missing or wrong."""
-        for holder in holders:
-            self._others[owner].add(holder)
-            self._others[holder].add(owner)
-
-    def certain(self) -> frozenset[int]:
-        """Return who is to blame whoever else is."""
-        return frozenset(client for client, others in self._others.items() if len(others) > self._most)
-
-    def around(self, owner: int) -> frozenset[int]:
-        """Return an owner and who is in dispute with it, if no certain cheat explains it: one of them must be one."""
-        certain = self.certain()
-        others = self._others.get(owner, set()) - certain
-        return frozenset({owner, *others}) if others and owner not in certain else frozenset()
-
-
-class _SecretRecovery:
-    """Opens secrets from shares and checks them; remembers Lagrange coefficients, and whose shares were wrong."""
-
     def __init__(self, aggregate: Aggregate, shares: Shares) -> None:
-        self._aggregate = aggregate
+        self._aggregate, self._session = aggregate, aggregate.joined.session
+        self._most_liars = max(1, self._session.colluders)
         self._given = {
             owner: {holder: share for holder, share in held.items() if share is not None}
             for owner, held in shares.items()
         }
-        self._disputes = Disputes(aggregate.session.most_liars)
+        self._disputes: defaultdict[int, set[int]] = defaultdict(set)
         for owner, held in shares.items():
-            self._disputes.add(owner, [holder for holder, share in held.items() if share is None])
+            self._dispute(owner, held.keys() - self._given[owner].keys())
         self._coefficients: dict[tuple[int, ...], Interpolation] = {}
         self._suspects: set[int] = set()
         self._right: dict[int, IsRight] = {}  # of the secrets that were opened, by owner
 
     def seed(self, owner: int) -> bytes:
         """Return a client's self-mask seed, as it committed to it."""
-        session, published = self._aggregate.session, self._aggregate.advertisements[owner].commitment
-        client = session.cohort[owner]
-        return self._open(owner, lambda seed: keys.commitment(session, client, seed) == published)
+        client, committed = self._session.cohort[owner], self._aggregate.advertisements[owner].commitment
+        return self._open(owner, lambda seed: keys.commitment(self._session, client, seed) == committed)
 
     def mask_key(self, owner: int) -> Agreement:
         """Return a client's private mask key, as it advertised it."""
-        published = self._aggregate.advertisements[owner].mask_public
-        return Agreement(self._open(owner, lambda secret: Agreement(secret).public == published))
-
-    def settle(self) -> Disputes:
-        """Hold the shares of all who have sent a wrong one against all opened secrets; return every dispute."""
-        for owner, is_right in self._right.items():
-            held = self._given[owner]
-            others = [holder for holder in sorted(held) if holder not in self._suspects]
-            few = others[: self._aggregate.session.threshold - 1]
-            if len(few) == self._aggregate.session.threshold - 1:
-                suspects = self._suspects & held.keys()
-                self._disputes.add(
-                    owner, [holder for holder in suspects if not self._join(owner, [*few, holder], is_right)]
-                )
-        return self._disputes
+        public = self._aggregate.advertisements[owner].mask_public
+        return Agreement(self._open(owner, lambda secret: Agreement(secret).public == public))
 
     def _open(self, owner: int, is_right: IsRight) -> bytes:
         """Return the owner's secret from just enough shares, suspects last, or else correct what is wrong."""
         holders = sorted(self._given[owner], key=lambda holder: (holder in self._suspects, holder))
-        threshold = self._aggregate.session.threshold
-        secret = self._join(owner, sorted(holders[:threshold]), is_right) or self._correct(owner, is_right)
+        few = sorted(holders[: self._session.threshold])
+        secret = self._join(owner, few, is_right) or self._correct(owner, is_right)
         if secret is None:
             raise self._void(owner)
         self._right[owner] = is_right
         return secret
 
+    def certain(self) -> frozenset[int]:
+        """Hold the shares of all who sent a wrong one against all opened secrets; return who is certain to cheat."""
+        for owner, is_right in self._right.items():
+            held = self._given[owner]
+            others = [holder for holder in sorted(held) if holder not in self._suspects]
+            few = others[: self._session.threshold - 1]
+            if len(few) == self._session.threshold - 1:
+                suspects = self._suspects & held.keys()
+                wrong = [holder for holder in suspects if not self._join(owner, [*few, holder], is_right)]
+                self._dispute(owner, wrong)
+        return frozenset(client for client, others in self._disputes.items() if len(others) > self._most_liars)
+
+    def _dispute(self, owner: int, holders: Iterable[int]) -> None:
+        """Note whose share of an owner was missing or wrong."""
+        for holder in holders:
+            self._disputes[owner].add(holder)
+            self._disputes[holder].add(owner)
+
     def _join(self, owner: int, holders: list[int], is_right: IsRight) -> bytes | None:
         """Return the secret behind just enough shares, if it is the right one."""
-        if len(holders) < self._aggregate.session.threshold:
+        if len(holders) < self._session.threshold:
             return None
         points = tuple(self._aggregate.joined.points(owner, holders))
         if points not in self._coefficients:
@@ -185,12 +151,12 @@ class _SecretRecovery:
             return None
         holders = sorted(self._given[owner])
         wrong = [holders[place] for place in corrected.wrong]
-        self._disputes.add(owner, wrong)
+        self._dispute(owner, wrong)
         self._suspects.update(wrong)
         return corrected.secret.to_bytes(SECRET_BYTES, "little")
 
     def _decode(self, owner: int, is_right: Callable[[int], bool]) -> Corrected | None:
-        held, threshold = self._given[owner], self._aggregate.session.threshold
+        held, threshold = self._given[owner], self._session.threshold
         holders = sorted(held)
         if len(holders) < threshold:
             return None
@@ -208,13 +174,13 @@ class _SecretRecovery:
         An owner is certain to be the cheat if so many shares came that they outvote all liars among the holders, and
         if so many agree on a wrong secret that, without the liars, enough are left to open it: they are the owner's.
         """
-        session, count = self._aggregate.session, len(self._given[owner])
-        threshold, liars = session.threshold, session.most_liars
-        blamed = self._aggregate.blamed | self.settle().certain()
+        session, count, liars = self._session, len(self._given[owner]), self._most_liars
+        certain, threshold = self.certain(), session.threshold
+        blamed, others = self._aggregate.blamed | certain, self._disputes[owner] - certain
         if count >= threshold + 2 * liars or self._agreeing(owner) >= threshold + liars:
             blamed |= {owner}
-        else:
-            blamed |= self._disputes.around(owner)
+        elif others and owner not in certain:  # no certain cheat explains it: one of them must be one
+            blamed |= {owner, *others}
         return TooFewClients(
             f"{threshold} right shares must open a secret of client {session.cohort[owner]}, got {count} shares",
             blamed=session.names(blamed),
@@ -230,10 +196,10 @@ def _secret(joined: int, is_right: IsRight) -> bytes | None:
 
 def _masks(aggregate: Aggregate, recovery: _SecretRecovery) -> Iterator[tuple[bool, bytes]]:
     """Yield every mask left in the sum as (is it to be added, key)."""
-    session, context = aggregate.session, aggregate.context
-    for owner in map(int, np.flatnonzero(aggregate.survivors)):
+    session, context = aggregate.joined.session, aggregate.context
+    for owner in ranks_of(aggregate.survivors):
         yield False, keys.self_mask_key(recovery.seed(owner), context, session.cohort[owner])
-    for owner in map(int, np.flatnonzero(aggregate.sharers & ~aggregate.survivors)):
+    for owner in ranks_of(aggregate.sharers & ~aggregate.survivors):
         agreement = recovery.mask_key(owner)
         for peer in aggregate.joined.partners(owner, aggregate.survivors):
             shared = agreement.agree(aggregate.advertisements[peer].mask_public)
@@ -242,13 +208,9 @@ def _masks(aggregate: Aggregate, recovery: _SecretRecovery) -> Iterator[tuple[bo
             yield peer > owner, key  # the higher of a pair had subtracted it
 
 
-def _jobs(session: Session, masks: Iterable[tuple[bool, bytes]]) -> Iterator[MaskJob]:
-    added: list[bytes] = []
-    subtracted: list[bytes] = []
-    for is_added, key in masks:
-        (added if is_added else subtracted).append(key)
-        if len(added) + len(subtracted) == _MASKS_PER_JOB:
-            yield MaskJob(session.ring, session.dimension, tuple(added), tuple(subtracted))
-            added, subtracted = [], []
-    if added or subtracted:
-        yield MaskJob(session.ring, session.dimension, tuple(added), tuple(subtracted))
+def _jobs(session: Session, masks: Iterator[tuple[bool, bytes]]) -> Iterator[MaskJob]:
+    while some := list(islice(masks, _MASKS_PER_JOB)):
+        added, subtracted = (
+            tuple(key for is_added, key in some if is_added is wanted) for wanted in (True, False)
+        )
+        yield MaskJob(session.ring, session.dimension, added, subtracted)

@@ -1,1 +1,33 @@
-"""Standing keys: silos agree on keys once an epoch, and a round is one exchange."""
+"""Standing keys: silos agree on pairwise keys once an epoch, and each step after that is one exchange."""
+
+from d2pfed.secagg.standing.client import (
+    Advertised,
+    Agreed,
+    Client,
+    State,
+    Store,
+    answer_step,
+    require_charge_once,
+    require_first_is_new,
+)
+from d2pfed.secagg.standing.epoch import Epoch, Keys, Step, decode_invitation
+from d2pfed.secagg.standing.server import Advertising, Agreeing, Collecting, ReadyEpoch
+
+__all__ = [
+    "Epoch",
+    "Step",
+    "Keys",
+    "decode_invitation",
+    "Client",
+    "Advertised",
+    "Agreed",
+    "State",
+    "Store",
+    "answer_step",
+    "require_charge_once",
+    "require_first_is_new",
+    "Advertising",
+    "Agreeing",
+    "ReadyEpoch",
+    "Collecting",
+]

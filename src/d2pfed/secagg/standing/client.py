@@ -12,121 +12,120 @@ masks; the answer. After the charge a step is never computed again, whatever fai
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Protocol, TypeVar
-
-import numpy as np
 
 from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy, Stream
 from d2pfed.numerics.ring import RingVector
-from d2pfed.secagg import crypto
-from d2pfed.secagg.pairwise import checks as common
-from d2pfed.secagg.position import POSITION_BYTES, History, Position, unpack_position
-from d2pfed.secagg.roster import Enrolment
-from d2pfed.secagg.standing import checks
-from d2pfed.secagg.standing import epoch as standing
-from d2pfed.secagg.standing import messages as standing_messages
-from d2pfed.secagg.standing.epoch import Epoch, StandingAdvert, StandingKeys, StandingStep
-from d2pfed.secagg.wire import BINDING_BYTES, ClientId, MessageKind, frame, pack_integer, pack_subset, unframe
+from d2pfed.secagg import checks, crypto, wire
+from d2pfed.secagg.roster import Enrolment, History, Position
+from d2pfed.secagg.standing import epoch as epochs
+from d2pfed.secagg.standing.epoch import Advert, Epoch, Keys, Step
+from d2pfed.secagg.wire import BINDING_BYTES, ClientId, MessageKind
+
+MOST_SKIPPED = 4096  # steps that a client moves its keys on at once
 
 _T = TypeVar("_T")
+_named = attrgetter("run", "epoch", "first")  # of an epoch and of an invitation
 
 # From a step and the bytes of its task and model to the vector to be summed. It writes the row of the step, durably,
 # before it touches any data, refuses a second row of the same step, and then trains, clips and adds noise.
-StandingContribute = Callable[[StandingStep, bytes, bytes], RingVector]
+Contribute = Callable[[Step, bytes, bytes], RingVector]
 
 
 @dataclass(frozen=True, slots=True)
-class StandingAdvertised:
+class Advertised:
     """Between the two exchanges of the set-up: the private key, and the advert of its public one."""
 
     secret: bytes = field(repr=False)
-    advert: StandingAdvert
+    advert: Advert
 
     def encode(self, epoch: Epoch, client: ClientId) -> bytes:
         """Return the bytes to be kept in volatile storage until the next exchange."""
-        return frame(MessageKind.SAVED_STANDING_ADVERTISED, epoch.digest, client, self.secret, self.advert.pack())
+        return wire.frame(
+            MessageKind.SAVED_STANDING_ADVERTISED, epoch.digest, client, self.secret, self.advert.pack()
+        )
 
     @staticmethod
-    def decode(epoch: Epoch, client: ClientId, data: bytes) -> "StandingAdvertised":
+    def decode(epoch: Epoch, client: ClientId, data: bytes) -> "Advertised":
         """Read the bytes that were kept."""
-        reader = unframe(data, MessageKind.SAVED_STANDING_ADVERTISED, epoch.digest, client)
-        secret, public = reader.take(KEY_BYTES), reader.take(crypto.PUBLIC_BYTES)
-        position = unpack_position(reader.take(POSITION_BYTES))
-        advert = StandingAdvert(public, position, reader.take(crypto.SIGNATURE_BYTES))
-        reader.end()
-        return StandingAdvertised(secret, advert)
+        with wire.unframe(data, MessageKind.SAVED_STANDING_ADVERTISED, epoch.digest, client) as reader:
+            return Advertised(reader.take(KEY_BYTES), epochs.read_advert(reader))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StandingState:
+class State:
     """What a silo keeps from step to step, in volatile storage only: the key of each peer at the next step."""
 
-    keys: StandingKeys
+    keys: Keys
     client: ClientId
     following: int  # the next step that may be answered
     pair_keys: Mapping[int, bytes] = field(repr=False)  # by rank
 
-    def at(self, number: int) -> "StandingState":
+    def at(self, number: int) -> "State":
         """Return the state with all keys moved on to a step."""
         moved = dict(self.pair_keys)
         for _ in range(self.following, number):
-            moved = {rank: standing.next_pair_key(key) for rank, key in moved.items()}
+            moved = {rank: epochs.next_pair_key(key) for rank, key in moved.items()}
         return replace(self, following=number, pair_keys=moved)
 
-    def masks(self, step: StandingStep, step_context: bytes) -> "Masks":
-        """Return the keys of the masks that are shared with the other members, for the step the keys are at."""
+    def masks(self, step: Step, step_context: bytes) -> tuple[list[bytes], list[bytes]]:
+        """Return the keys of the masks to be added and subtracted at the step that the keys are at."""
         added, subtracted = list[bytes](), list[bytes]()
         for rank, key in self.pair_keys.items():
             if step.members[rank]:
                 peer = self.keys.epoch.cohort[rank]
-                derived = standing.mask_key(key, step_context, (self.client, peer))
+                derived = epochs.mask_key(key, step_context, (self.client, peer))
                 (added if self.client < peer else subtracted).append(derived)
-        return Masks(tuple(added), tuple(subtracted))
+        return added, subtracted
 
     def encode(self) -> bytes:
         """Return the bytes to be kept; whoever restores old ones breaks the guarantee."""
         packed = (self.pair_keys[rank] for rank in sorted(self.pair_keys))
-        fields = self.keys.digest, pack_subset(self.keys.joined), pack_integer(self.following, 4), *packed
-        return frame(MessageKind.SAVED_STANDING, self.keys.epoch.digest, self.client, *fields)
+        fields = (
+            self.keys.digest,
+            wire.pack_subset(self.keys.joined),
+            wire.pack_integer(self.following, 4),
+            *packed,
+        )
+        return wire.frame(MessageKind.SAVED_STANDING, self.keys.epoch.digest, self.client, *fields)
 
     @staticmethod
-    def decode(epoch: Epoch, client: ClientId, data: bytes) -> "StandingState":
+    def decode(epoch: Epoch, client: ClientId, data: bytes) -> "State":
         """Read the bytes that were kept."""
-        reader = unframe(data, MessageKind.SAVED_STANDING, epoch.digest, client)
-        digest, joined = reader.take(BINDING_BYTES), reader.subset(len(epoch.cohort))
-        following = reader.integer(4)
-        peers = [int(rank) for rank in np.flatnonzero(joined) if epoch.cohort[rank] != client]
-        pair_keys = {rank: reader.take(KEY_BYTES) for rank in peers}
-        reader.end()
-        return StandingState(StandingKeys(epoch, joined, digest), client, following, pair_keys)
+        with wire.unframe(data, MessageKind.SAVED_STANDING, epoch.digest, client) as reader:
+            digest, joined = reader.take(BINDING_BYTES), reader.subset(len(epoch.cohort))
+            following = reader.integer(4)
+            peers = (rank for rank in wire.ranks_of(joined) if epoch.cohort[rank] != client)
+            pair_keys = {rank: reader.take(KEY_BYTES) for rank in peers}
+        return State(Keys(epoch, joined, digest), client, following, pair_keys)
 
 
-@dataclass(frozen=True, slots=True)
-class Masks:
-    """The keys of a step's masks."""
-
-    added: tuple[bytes, ...] = field(repr=False)
-    subtracted: tuple[bytes, ...] = field(repr=False)
-
-
-class StandingStore(Protocol):
+class Store(Protocol):
     """Where a silo's state lives: memory that no backup restores."""
 
-    def read(self) -> StandingState | None:
+    def read(self) -> State | None:
         """Return the state; None if there is none, which is never repaired."""
-        ...
 
-    def advance(self, move: Callable[[StandingState], tuple[StandingState, _T]]) -> _T:
+    def advance(self, move: Callable[[State], tuple[State, _T]]) -> _T:
         """Under a lock: replace the state by the one that `move` makes of it, then return what else it made.
 
         When this returns, the new state is as durable as the store ever is, and the old one is gone.
         """
-        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Agreed:
+    """The end of a set-up: the answer, the state to keep before it leaves (None: not ready), and where peers stood."""
+
+    answer: bytes
+    state: State | None
+    met: Mapping[ClientId, Position]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StandingSilo:
+class Client:
     """What a silo brings to the set-up of an epoch.
 
     Attributes:
@@ -144,105 +143,115 @@ class StandingSilo:
     def __post_init__(self) -> None:
         self.enrolment.require_self(self.client)
 
-    @property
-    def rank(self) -> int:
-        """Return this silo's place."""
-        return self.epoch.rank(self.client)
-
-    def advertise(self, invitation: bytes, entropy: Entropy) -> tuple[bytes, StandingAdvertised]:
+    def advertise(self, invitation: bytes, entropy: Entropy) -> tuple[bytes, Advertised]:
         """Answer the invitation with a fresh public key; `entropy` is used once, here."""
-        invited = standing_messages.decode_standing_invitation(invitation)
-        roster = self.enrolment.roster
-        checks.require_epoch_recomputed(self.epoch, self.client, roster.serial, invited)
-        checks.require_first_is_new(self.epoch.first, self.charged)
-        common.require_server_position(self.enrolment, self.history, self.client, invited.remembered)
-        secret = entropy.child("d2pfed standing client", self.epoch.digest, self.client).key
-        unsigned = StandingAdvert(crypto.Agreement(secret).public, self.history.position)
-        signature = crypto.sign(self.enrolment.secret, unsigned.statement(self.epoch, self.client))
+        epoch, client, invited = self.epoch, self.client, epochs.decode_invitation(invitation)
+        named = invited.client, invited.binding, invited.serial, invited.silos, *_named(invited)
+        agreed = client, epoch.digest, self.enrolment.roster.serial, epoch.cohort, *_named(epoch)
+        checks.require_agreed(named, agreed)
+        require_first_is_new(epoch.first, self.charged)
+        checks.require_in_chain(self.enrolment, self.history, client, invited.remembered, "the server")
+        secret = entropy.child("d2pfed standing client", epoch.digest, client).key
+        unsigned = Advert(crypto.Agreement(secret).public, self.history.position)
+        signature = crypto.sign(self.enrolment.secret, unsigned.statement(epoch, client))
         advert = replace(unsigned, signature=signature)
-        return standing_messages.encode_standing_advert(self.epoch, self.rank, advert), StandingAdvertised(
-            secret, advert
-        )
+        answer = wire.message(epoch, MessageKind.STANDING_ADVERT, epoch.rank(client), advert.pack())
+        return answer, Advertised(secret, advert)
 
-    def agree(
-        self, advertised: StandingAdvertised, data: bytes, agree: crypto.Agree = crypto.agree
-    ) -> "StandingReady":
+    def agree(self, advertised: Advertised, data: bytes, agree: crypto.Agree = crypto.agree) -> Agreed:
         """Derive the keys of all pairs from the others' adverts, and forget the private key.
 
-        A silo that has met a peer at a position that is not earlier does not become ready, and says so.
+        A silo that has met a peer at a position that is not earlier does not become ready, and says so: the peer was
+        rolled back or cloned.
         """
-        epoch, rank = self.epoch, self.rank
-        adverts = standing_messages.decode_standing_adverts(epoch, rank, data)
-        checks.require_own_advert(adverts, rank, advertised.advert)
-        checks.require_joined_quorum(epoch, adverts)
-        checks.require_adverts_signed(epoch, self.enrolment.roster, adverts)
-        checks.require_distinct(adverts)
-        if claims := checks.not_later(epoch, rank, adverts, self.history.known):
-            return StandingReady(standing_messages.encode_standing_claims(epoch, rank, claims), None, {})
-        keys, own = StandingKeys.of(epoch, adverts), crypto.Agreement(advertised.secret)
+        epoch, rank, known = self.epoch, self.epoch.rank(self.client), self.history.known
+        adverts = epochs.decode_adverts(epoch, rank, data)
+        checks.require_own(adverts[rank].pack() if rank in adverts else None, advertised.advert.pack())
+        checks.require_quorum(epoch.quorum, len(adverts))
+        signed = {
+            other: (advert.statement(epoch, epoch.cohort[other]), advert.signature)
+            for other, advert in adverts.items()
+        }
+        checks.require_signed(epoch, self.enrolment.roster, signed)
+        checks.require_distinct_keys(advert.public for advert in adverts.values())
+        keys, own = Keys.of(epoch, adverts), crypto.Agreement(advertised.secret)
+        others = {other: (epoch.cohort[other], advert) for other, advert in adverts.items() if other != rank}
+        claims = {
+            other: known[peer]
+            for other, (peer, advert) in others.items()
+            if peer in known and advert.position.count <= known[peer].count
+        }
+        if claims:
+            return Agreed(epochs.encode_claims(epoch, rank, claims), None, {})
         pair_keys: dict[int, bytes] = {}
-        for other, advert in adverts.items():
-            if other != rank:
-                checks.require_no_low_order(advert.public)
-                pair = self.client, epoch.cohort[other]
-                pair_keys[other] = standing.pair_key(agree(own, advert.public), keys.digest, pair)
-        met = {epoch.cohort[other]: advert.position for other, advert in adverts.items() if other != rank}
-        state = StandingState(keys, self.client, epoch.first, pair_keys)
-        return StandingReady(standing_messages.encode_standing_ready(epoch, rank, keys.digest), state, met)
+        for other, (peer, advert) in others.items():
+            crypto.require_order(advert.public)
+            shared = agree(own, advert.public)
+            pair_keys[other] = epochs.pair_key(shared, keys.digest, (self.client, peer))
+        return Agreed(
+            wire.message(epoch, MessageKind.STANDING_READY, rank, keys.digest),
+            State(keys, self.client, epoch.first, pair_keys),
+            {peer: advert.position for peer, advert in others.values()},
+        )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StandingReady:
-    """The end of a set-up: the answer, the state to keep before it leaves (None: not ready), and where peers stood."""
-
-    answer: bytes
-    state: StandingState | None
-    met: Mapping[ClientId, Position]
-
-
-def answer_step(
-    epoch: Epoch,
-    client: ClientId,
-    data: bytes,
-    *,
-    store: StandingStore,
-    contribute: StandingContribute,
-) -> bytes:
+def answer_step(epoch: Epoch, client: ClientId, data: bytes, *, store: Store, contribute: Contribute) -> bytes:
     """Answer the request for a step's vector, once; an error of any line is final for the lines after it.
+
+    Without keys of this epoch nothing is repaired: the server opens a new one.
 
     Guarantee: no answer leaves without its row, and no two different answers have the same masks, whatever crashes.
     Checked: test_standing_crashes.py.
     """
-    request = standing_messages.decode_standing_request(epoch, epoch.rank(client), data)
-    step, state = request.step, _require_state(store, epoch)
-    _check_step(state, step)
-    vector = common.ring_copy(epoch.ring, epoch.dimension, contribute(step, request.task, request.model))
-    step_context = standing.context(state.keys.digest, step, request.model, request.task)
+    rank = epoch.rank(client)
+    request = epochs.decode_request(epoch, rank, data)
+    step, state = request.step, store.read()
+    if state is None or state.keys.epoch.digest != epoch.digest:
+        raise PeerError("this silo has no standing keys of this epoch: it needs a new one")
+    checks.require_self(rank, step.members)
+    checks.require_within(step.members, state.keys.joined)
+    checks.require_quorum(epoch.quorum, len(step.cohort))
+    require_planned_step(step)
+    require_step_forward(state.following, step.number)
+    vector = checks.ring_copy(epoch.ring, epoch.dimension, contribute(step, request.task, request.model))
+    step_context = epochs.context(state.keys.digest, step, request.model, request.task)
 
-    def move(now: StandingState) -> tuple[StandingState, Masks]:
+    def move(now: State) -> tuple[State, tuple[list[bytes], list[bytes]]]:
         if now.keys.digest != state.keys.digest:
             raise PeerError("this silo has agreed on other keys meanwhile")
-        checks.require_step_forward(now.following, step.number)
+        require_step_forward(now.following, step.number)
         moved = now.at(step.number)
         return moved.at(step.number + 1), moved.masks(step, step_context)
 
-    masks = store.advance(move)
-    added, subtracted = ([Stream(key) for key in keys] for keys in (masks.added, masks.subtracted))
+    added, subtracted = ([Stream(key) for key in keys] for keys in store.advance(move))
     epoch.ring.add_masks_into(vector, added, subtracted)
-    return standing_messages.encode_standing_masked(epoch, epoch.rank(client), step_context, vector)
+    return wire.message(epoch, MessageKind.STANDING_MASKED, rank, step_context, epoch.ring.pack(vector))
 
 
-def _check_step(state: StandingState, step: StandingStep) -> None:
-    checks.require_member(step, step.epoch.rank(state.client))
-    checks.require_members_joined(step.members, state.keys.joined)
-    checks.require_quorum(step)
-    checks.require_planned_step(step)
-    checks.require_step_forward(state.following, step.number)
+def require_first_is_new(first: int, charged: Collection[int]) -> None:
+    """Refuse an epoch that begins at or before a step that was charged: it would be answered under the same row."""
+    if charged and first <= max(charged):
+        raise PeerError(f"an epoch must begin after step {max(charged)}, which was charged, got {first}")
 
 
-def _require_state(store: StandingStore, epoch: Epoch) -> StandingState:
-    """Return the state of this epoch; without one nothing is repaired: the server opens a new epoch."""
-    state = store.read()
-    if state is None or state.keys.epoch.digest != epoch.digest:
-        raise PeerError("this silo has no standing keys of this epoch: it needs a new one")
-    return state
+def require_planned_step(step: Step) -> None:
+    """Refuse a round or an attempt that the plan does not have."""
+    rounds, attempts = step.epoch.rounds, step.epoch.attempts
+    if step.round >= rounds or step.attempt >= attempts:
+        raise PeerError(
+            f"a plan of {rounds} rounds with {attempts} attempts each has no round {step.round}, attempt {step.attempt}"
+        )
+
+
+def require_step_forward(following: int, number: int) -> None:
+    """Refuse a step that the keys have passed, `following` being the next: it was answered, or skipped for good."""
+    if number < following:
+        raise PeerError(f"step {number} is over: this silo's keys are at step {following}")
+    if number - following > MOST_SKIPPED:
+        raise PeerError(f"at most {MOST_SKIPPED} steps may be skipped, got {number - following}")
+
+
+def require_charge_once(charged: Collection[int], number: int) -> None:
+    """Refuse a step that has a row in this silo's ledger: it is never computed again."""
+    if number in charged:
+        raise PeerError(f"step {number} was charged before")

@@ -1,4 +1,4 @@
-"""Standing keys: what silos agree on once an epoch, and how every key of a step follows from it.
+"""Standing keys: what silos agree on once an epoch, every key of a step that follows from it, and the messages.
 
 A fixed set of enrolled silos agrees on pairwise keys once. Each step (one attempt at one round) is then one exchange:
 the request brings the model and the set of members, the answer is the vector under the pairwise masks of that set and
@@ -6,26 +6,23 @@ step. No key is ever opened: if a member is missing, nothing of the step can be 
 masks. Keys move on with every step by a one-way function, so a key seized later opens no earlier answer.
 """
 
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import derive, digest
 from d2pfed.numerics.ring import Ring
-from d2pfed.secagg import crypto
-from d2pfed.secagg.pairwise.session import COUNTER_LIMIT, NO_ROSTER
-from d2pfed.secagg.position import Position
-from d2pfed.secagg.wire import BINDING_BYTES, ID_LIMIT, ClientId, Subset, pack_ids, pack_subset, pack_text
+from d2pfed.secagg import crypto, wire
+from d2pfed.secagg.checks import check_named, check_rules
+from d2pfed.secagg.roster import NO_POSITION, NO_ROSTER, POSITION_BYTES, Position, read_remembered, unpack_position
+from d2pfed.secagg.wire import BINDING_BYTES, COUNTER_LIMIT, ClientId, MessageKind, Reader, Subset
 
-FEWEST_SILOS = 3
-MOST_SILOS = 128
+FEWEST_SILOS, MOST_SILOS = 3, 128
 LEAST_QUORUM = 3
 MOST_ATTEMPTS = 8
 MOST_STEPS = 1 << 20
-MOST_SKIPPED = 4096  # steps that a client moves its keys on at once
+
+_NOT_READY = bytes(BINDING_BYTES)  # in the place of K
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,99 +52,55 @@ class Epoch:
     colluders: int
     rounds: int
     attempts: int
+    ring: Ring = field(init=False, repr=False)
     digest: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._check_name()
-        self._check_cohort()
-        self._check_numbers()
-        object.__setattr__(self, "digest", self._digest())
-
-    @property
-    def ring(self) -> Ring:
-        """Return the ring of the sums."""
-        return Ring(self.bits)
-
-    @property
-    def steps(self) -> int:
-        """Return how many steps the run has."""
-        return self.rounds * self.attempts
+        check_named(self.run, self.plan_digest, self.roster_digest, self.cohort, self.dimension)
+        silos, steps = len(self.cohort), self.rounds * self.attempts
+        check_rules(
+            (self.roster_digest != NO_ROSTER, "standing keys are for enrolled silos, got no roster"),
+            (
+                FEWEST_SILOS <= silos <= MOST_SILOS,
+                f"standing keys are for {FEWEST_SILOS} to {MOST_SILOS} silos, got {silos}",
+            ),
+            (0 <= self.epoch < COUNTER_LIMIT, f"epoch must be in [0, {COUNTER_LIMIT}), got {self.epoch}"),
+        )
+        require_carried(silos, self.quorum, self.colluders, self.rounds, self.attempts)
+        if not 0 <= self.first < steps:
+            raise ConfigError(f"an epoch's first step must be in [0, {steps}), got {self.first}")
+        name = (self.plan_digest, self.run, self.epoch, self.first, self.roster_digest, wire.pack_ids(self.cohort))
+        limits = (self.dimension, self.bits, self.quorum, self.colluders, self.rounds, self.attempts)
+        object.__setattr__(self, "ring", Ring(self.bits))
+        object.__setattr__(self, "digest", digest("d2pfed standing epoch", *name, *limits))
 
     def step(self, number: int, attempt: int) -> int:
         """Return the step of an attempt at a round."""
         return number * self.attempts + attempt
 
-    def rank(self, client: ClientId) -> int:
-        """Return the place of a client among the silos, or refuse a stranger."""
-        rank = bisect_left(self.cohort, client)
-        if rank == len(self.cohort) or self.cohort[rank] != client:
-            raise ConfigError(f"client {client} is not one of the silos")
-        return rank
-
-    def names(self, present: Subset) -> tuple[ClientId, ...]:
-        """Return the clients of a subset, increasing."""
-        return tuple(self.cohort[rank] for rank in np.flatnonzero(present))
-
-    def _check_name(self) -> None:
-        if not self.run:
-            raise ConfigError("a run must have a name, got an empty one")
-        pack_text(self.run)
-        for name in ("plan_digest", "roster_digest"):
-            if len(getattr(self, name)) != BINDING_BYTES:
-                raise ConfigError(f"{name} must have {BINDING_BYTES} bytes, got {len(getattr(self, name))}")
-        if self.roster_digest == NO_ROSTER:
-            raise ConfigError("standing keys are for enrolled silos, got no roster")
-
-    def _check_cohort(self) -> None:
-        size = len(self.cohort)
-        if not FEWEST_SILOS <= size <= MOST_SILOS:
-            raise ConfigError(f"standing keys are for {FEWEST_SILOS} to {MOST_SILOS} silos, got {size}")
-        if any(left >= right for left, right in zip(self.cohort, self.cohort[1:], strict=False)):
-            raise ConfigError("silos must be strictly increasing")
-        if self.cohort[0] < 0 or self.cohort[-1] >= ID_LIMIT:
-            raise ConfigError("a silo's identity must be in [0, 2^64)")
-
-    def _check_numbers(self) -> None:
-        require_standing_quorum(len(self.cohort), self.quorum, self.colluders)
-        require_standing_steps(self.rounds, self.attempts)
-        if not 0 <= self.first < self.steps:
-            raise ConfigError(f"an epoch's first step must be in [0, {self.steps}), got {self.first}")
-        if not 0 <= self.epoch < COUNTER_LIMIT:
-            raise ConfigError(f"epoch must be in [0, {COUNTER_LIMIT}), got {self.epoch}")
-        if not 1 <= self.dimension < COUNTER_LIMIT:
-            raise ConfigError(f"dimension must be in [1, {COUNTER_LIMIT}), got {self.dimension}")
-        Ring(self.bits)
-
-    def _digest(self) -> bytes:
-        name = (self.plan_digest, self.run, self.epoch, self.first, self.roster_digest, pack_ids(self.cohort))
-        limits = (self.dimension, self.bits, self.quorum, self.colluders, self.rounds, self.attempts)
-        return digest("d2pfed standing epoch", *name, *limits)
+    rank, names = wire.rank_of, wire.names_of
 
 
-def require_standing_quorum(silos: int, quorum: int, colluders: int) -> None:
-    """Refuse a quorum that leaves no second honest member to hide behind.
+def require_carried(silos: int, quorum: int, colluders: int, rounds: int, attempts: int) -> None:
+    """Refuse a quorum that leaves no second honest member to hide behind, and a run with too many steps for its keys.
 
     Two quorums need not overlap, as they must in the main protocol: no share is ever opened here.
     """
-    least = max(LEAST_QUORUM, colluders + 2)
-    if colluders < 0 or not least <= quorum <= silos:
-        raise ConfigError(
-            f"standing keys need a quorum in [{least}, {silos}] with {colluders} colluders, got {quorum}"
-        )
-
-
-def require_standing_steps(rounds: int, attempts: int) -> None:
-    """Refuse a run with too many steps for its keys."""
-    if not 1 <= attempts <= MOST_ATTEMPTS:
-        raise ConfigError(f"standing keys allow 1 to {MOST_ATTEMPTS} attempts per round, got {attempts}")
-    if not 1 <= rounds <= MOST_STEPS // attempts:
-        raise ConfigError(
-            f"standing keys allow at most {MOST_STEPS} steps, got {rounds} rounds of {attempts} attempts"
-        )
+    least, steps = max(LEAST_QUORUM, colluders + 2), rounds * attempts
+    named = f"with {colluders} colluders, got {quorum}"
+    check_rules(
+        (colluders >= 0, f"colluders must be at least 0, got {colluders}"),
+        (least <= quorum <= silos, f"standing keys need a quorum in [{least}, {silos}] {named}"),
+        (
+            1 <= attempts <= MOST_ATTEMPTS,
+            f"standing keys allow 1 to {MOST_ATTEMPTS} attempts, got {attempts}",
+        ),
+        (rounds >= 1 and steps <= MOST_STEPS, f"standing keys allow at most {MOST_STEPS} steps, got {steps}"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class StandingAdvert:
+class Advert:
     """A silo's public key for one epoch and where its log stands, signed."""
 
     public: bytes
@@ -164,7 +117,7 @@ class StandingAdvert:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StandingKeys:
+class Keys:
     """Who joined an epoch, and the digest K of all of their adverts."""
 
     epoch: Epoch
@@ -172,63 +125,43 @@ class StandingKeys:
     digest: bytes
 
     @staticmethod
-    def of(epoch: Epoch, adverts: Mapping[int, StandingAdvert]) -> "StandingKeys":
+    def of(epoch: Epoch, adverts: Mapping[int, Advert]) -> "Keys":
         """Return the keys that follow from the adverts of all that joined, by rank."""
-        joined = np.zeros(len(epoch.cohort), np.bool_)
-        joined[list(adverts)] = True
+        joined = wire.subset_of(len(epoch.cohort), adverts)
         packed = [adverts[rank].pack() for rank in sorted(adverts)]
-        return StandingKeys(
-            epoch, joined, digest("d2pfed standing keys", epoch.digest, pack_subset(joined), *packed)
-        )
+        return Keys(epoch, joined, digest("d2pfed standing keys", epoch.digest, wire.pack_subset(joined), *packed))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StandingStep:
-    """One attempt at one round, with its members: what a client's vector is encoded for."""
+class Step:
+    """One attempt at one round, with its members: what a client's vector is encoded for.
+
+    Attributes:
+        number: t, the number of the step in its run.
+        cohort: the members, increasing. This and the fields after it are those of a session.
+    """
 
     epoch: Epoch
     round: int
     attempt: int
     members: Subset
+    number: int = field(init=False)
+    cohort: tuple[ClientId, ...] = field(init=False)
+    plan_digest: bytes = field(init=False, repr=False)
+    run: str = field(init=False)
+    ring: Ring = field(init=False, repr=False)
+    dimension: int = field(init=False)
     digest: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        numbers = self.round, self.attempt, pack_subset(self.members)
+        object.__setattr__(self, "number", self.epoch.step(self.round, self.attempt))
+        object.__setattr__(self, "cohort", self.epoch.names(wire.ranks_of(self.members)))
+        for name in ("plan_digest", "run", "ring", "dimension"):
+            object.__setattr__(self, name, getattr(self.epoch, name))
+        numbers = self.round, self.attempt, wire.pack_subset(self.members)
         object.__setattr__(self, "digest", digest("d2pfed standing step", self.epoch.digest, *numbers))
 
-    @property
-    def number(self) -> int:
-        """Return t, the number of the step in its run."""
-        return self.epoch.step(self.round, self.attempt)
-
-    @property
-    def plan_digest(self) -> bytes:
-        """Return the plan's digest."""
-        return self.epoch.plan_digest
-
-    @property
-    def run(self) -> str:
-        """Return the run's name."""
-        return self.epoch.run
-
-    @property
-    def ring(self) -> Ring:
-        """Return the ring of the sum."""
-        return self.epoch.ring
-
-    @property
-    def dimension(self) -> int:
-        """Return the length of the vectors."""
-        return self.epoch.dimension
-
-    @property
-    def cohort(self) -> tuple[ClientId, ...]:
-        """Return the members."""
-        return self.epoch.names(self.members)
-
-    def rank(self, client: ClientId) -> int:
-        """Return the place of a client among the members."""
-        return self.cohort.index(client)
+    rank = wire.rank_of
 
 
 def pair_key(shared: bytes, keys_digest: bytes, pair: tuple[ClientId, ClientId]) -> bytes:
@@ -245,17 +178,127 @@ def next_pair_key(key: bytes) -> bytes:
     return derive(key, "d2pfed standing next")
 
 
-def context(keys_digest: bytes, step: StandingStep, model: bytes, task: bytes) -> bytes:
+def context(keys_digest: bytes, step: Step, model: bytes, task: bytes) -> bytes:
     """Return C, the hash of all that members must have seen alike before they mask.
 
     Guarantee: masks of two clients cancel only if both saw these adverts, this round and attempt, these members, this
     model and this task. Checked: test_standing_malicious.py (each of them different for the victim).
     """
+    numbers = step.round, step.attempt, wire.pack_subset(step.members)
     trained = digest("d2pfed model", model), digest("d2pfed task", task)
-    numbers = step.round, step.attempt, pack_subset(step.members)
     return digest("d2pfed standing context", keys_digest, *numbers, *trained)
 
 
 def mask_key(key: bytes, step_context: bytes, pair: tuple[ClientId, ClientId]) -> bytes:
     """Return the key of the mask that the lower client of a pair adds and the higher one subtracts."""
     return derive(key, "d2pfed standing mask", step_context, min(pair), max(pair))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invitation:
+    """The first request of an epoch, read before there is an epoch.
+
+    Attributes:
+        binding: E, which the receiver recomputes from its own plan and roster.
+        serial: of the roster.
+        silos: who is invited.
+        remembered: the latest position of the receiver that the server or a peer has met, if any.
+    """
+
+    client: ClientId
+    binding: bytes
+    run: str
+    epoch: int
+    first: int
+    serial: int
+    silos: tuple[ClientId, ...]
+    remembered: Position | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """The request for one step's vector."""
+
+    step: Step
+    task: bytes
+    model: bytes = field(repr=False)
+
+
+def encode_invitation(epoch: Epoch, rank: int, serial: int, remembered: Position | None) -> bytes:
+    """Invite a silo to an epoch."""
+    position = NO_POSITION if remembered is None else remembered.pack()
+    numbers = wire.pack_integer(epoch.epoch, 4), wire.pack_integer(epoch.first, 4), wire.pack_integer(serial, 8)
+    fields = wire.pack_text(epoch.run), *numbers, wire.pack_ids(epoch.cohort), position
+    return wire.message(epoch, MessageKind.STANDING_INVITATION, rank, *fields)
+
+
+def decode_invitation(data: bytes) -> Invitation:
+    """Read an invitation; the receiver builds the epoch from its own plan and roster and checks the binding."""
+    reader, client, binding = wire.unframe_unbound(data, MessageKind.STANDING_INVITATION)
+    with reader:
+        invited = Invitation(
+            client=client,
+            binding=binding,
+            run=reader.text(),
+            epoch=reader.integer(4),
+            first=reader.integer(4),
+            serial=reader.integer(8),
+            silos=reader.ids(),
+            remembered=read_remembered(reader),
+        )
+    if not invited.run or client not in invited.silos:
+        raise PeerError("an invitation must name a run and invite one of its silos")
+    return invited
+
+
+def read_advert(reader: Reader) -> Advert:
+    """Read the next advert of a body."""
+    public, position = reader.take(crypto.PUBLIC_BYTES), unpack_position(reader.take(POSITION_BYTES))
+    return Advert(public, position, reader.take(crypto.SIGNATURE_BYTES))
+
+
+def encode_adverts(epoch: Epoch, rank: int, adverts: Mapping[int, Advert]) -> bytes:
+    """Tell a silo who joined, with all adverts by rank."""
+    packed = wire.pack_ranked(len(epoch.cohort), {other: advert.pack() for other, advert in adverts.items()})
+    return wire.message(epoch, MessageKind.STANDING_ADVERTS, rank, packed)
+
+
+def decode_adverts(epoch: Epoch, rank: int, data: bytes) -> dict[int, Advert]:
+    """Read the adverts of all that joined, by rank."""
+    with wire.opened(epoch, MessageKind.STANDING_ADVERTS, rank, data) as reader:
+        return {other: read_advert(reader) for other in wire.ranks_of(reader.subset(len(epoch.cohort)))}
+
+
+def encode_claims(epoch: Epoch, rank: int, claims: Mapping[int, Position]) -> bytes:
+    """Say that a silo is not ready: it has met these others, by rank, at positions that are not earlier."""
+    packed = wire.pack_ranked(len(epoch.cohort), {other: claim.pack() for other, claim in claims.items()})
+    return wire.message(epoch, MessageKind.STANDING_READY, rank, _NOT_READY, packed)
+
+
+def decode_ready(epoch: Epoch, rank: int, data: bytes) -> bytes | dict[int, Position]:
+    """Read a silo's digest K, or, where it is zero, the positions that keep the silo from being ready."""
+    with wire.opened(epoch, MessageKind.STANDING_READY, rank, data) as reader:
+        keys_digest = reader.take(BINDING_BYTES)
+        if keys_digest != _NOT_READY:
+            return keys_digest
+        claimed = wire.ranks_of(reader.subset(len(epoch.cohort)))
+        claims = {other: unpack_position(reader.take(POSITION_BYTES)) for other in claimed}
+    if not claims:
+        raise PeerError("a silo that is not ready must say whom it has met before")
+    return claims
+
+
+def encode_request(epoch: Epoch, rank: int, request: Request) -> bytes:
+    """Ask a member for its vector; the same body for all members."""
+    step, task_size = request.step, wire.pack_integer(len(request.task), 4)
+    numbers = wire.pack_integer(step.round, 4), wire.pack_integer(step.attempt, 4), wire.pack_subset(step.members)
+    return wire.message(
+        epoch, MessageKind.STANDING_REQUEST, rank, *numbers, task_size, request.task, request.model
+    )
+
+
+def decode_request(epoch: Epoch, rank: int, data: bytes) -> Request:
+    """Read a request for a step's vector."""
+    reader = wire.opened(epoch, MessageKind.STANDING_REQUEST, rank, data)
+    number, attempt, members = reader.integer(4), reader.integer(4), reader.subset(len(epoch.cohort))
+    return Request(Step(epoch, number, attempt, members), reader.take(reader.integer(4)), reader.rest())

@@ -1,132 +1,111 @@
 """The server's half of standing keys: set an epoch up once, then one exchange a step.
 
-    StandingAdvertising -> StandingAgreeing -> StandingEpoch;   for each step: StandingCollecting -> the sum
+    Advertising -> Agreeing -> ReadyEpoch;   for each step: Collecting -> the sum
 
 A step is all or nothing: if a member's vector is missing, the step is void and its vectors are dropped.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
 
 from d2pfed.errors import ConfigError, PeerError, TooFewClients, VoidStep
 from d2pfed.numerics.ring import RingVector
-from d2pfed.secagg.exchange import Outbox, PendingAnswers
-from d2pfed.secagg.position import Position, verify_position
-from d2pfed.secagg.roster import Roster
-from d2pfed.secagg.standing import checks
-from d2pfed.secagg.standing import epoch as standing
-from d2pfed.secagg.standing import messages as standing_messages
-from d2pfed.secagg.standing.epoch import Epoch, StandingAdvert, StandingKeys, StandingStep
-from d2pfed.secagg.standing.messages import StandingRequest
-from d2pfed.secagg.wire import ClientId, Subset, subset_of
+from d2pfed.secagg import checks, crypto
+from d2pfed.secagg.checks import require_current_claim, require_later_position
+from d2pfed.secagg.roster import Position, Roster, verify_position
+from d2pfed.secagg.standing import epoch as epochs
+from d2pfed.secagg.standing.epoch import Advert, Epoch, Keys, Request, Step
+from d2pfed.secagg.wire import CONTEXT_BYTES, ClientId, MessageKind, Outbox, Subset, opened, ranks_of, subset_of
 
 _NOTHING: Mapping[ClientId, Position] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StandingEpoch:
+class ReadyEpoch:
     """An epoch that was set up: its keys, and who is ready to use them."""
 
-    keys: StandingKeys
+    keys: Keys
     ready: Subset
+    epoch: Epoch = field(init=False)
+    members: tuple[ClientId, ...] = field(init=False)  # who may be a member of a step
 
-    @property
-    def epoch(self) -> Epoch:
-        """Return the epoch."""
-        return self.keys.epoch
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epoch", self.keys.epoch)
+        object.__setattr__(self, "members", self.epoch.names(ranks_of(self.ready)))
 
-    @property
-    def members(self) -> tuple[ClientId, ...]:
-        """Return who may be a member of a step."""
-        return self.epoch.names(self.ready)
-
-    def step(self, number: int, attempt: int, members: Collection[ClientId]) -> StandingStep:
+    def step(self, number: int, attempt: int, members: Collection[ClientId]) -> Step:
         """Return the step of an attempt at a round with these members."""
         chosen = subset_of(len(self.epoch.cohort), [self.epoch.rank(client) for client in members])
         if bool((chosen & ~self.ready).any()):
             raise ConfigError("a step's members must be ready")
-        step = StandingStep(self.epoch, number, attempt, chosen)
         _require_enough(self.epoch, chosen)
-        return step
+        return Step(self.epoch, number, attempt, chosen)
 
 
-class StandingAdvertising:
-    """First exchange of the set-up: invite the silos, collect their adverts."""
+class Advertising:
+    """First exchange of the set-up: invite the silos, collect their adverts.
+
+    `positions` is where the silos that advertised stand, for the server to remember.
+    """
 
     def __init__(self, epoch: Epoch, roster: Roster, remembered: Mapping[ClientId, Position] = _NOTHING) -> None:
         if roster.digest != epoch.roster_digest:
             raise ConfigError("an epoch belongs to the roster of its silos, got another one")
-        self._pending = PendingAnswers(epoch, np.ones(len(epoch.cohort), np.bool_))
-        self._roster = roster
-        self._remembered = remembered
-        self._adverts: dict[int, StandingAdvert] = {}
-
-    @property
-    def positions(self) -> dict[ClientId, Position]:
-        """Return where the silos that advertised stand, for the server to remember."""
-        return {self._pending.session.cohort[rank]: advert.position for rank, advert in self._adverts.items()}
-
-    def outbox(self) -> Outbox:
-        """Return the invitations."""
-        epoch, serial = self._pending.session, self._roster.serial
-        return self._pending.outbox(
-            lambda rank: standing_messages.encode_standing_invitation(
-                epoch, rank, serial, self._remembered.get(epoch.cohort[rank])
-            )
+        self._epoch, self._roster, self._remembered = epoch, roster, remembered
+        self._adverts: dict[int, Advert] = {}
+        self.positions: dict[ClientId, Position] = {}
+        self.outbox = Outbox(
+            epoch.cohort,
+            np.ones(len(epoch.cohort), np.bool_),
+            lambda rank: epochs.encode_invitation(epoch, rank, roster.serial, remembered.get(epoch.cohort[rank])),
         )
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a silo's advert."""
-        epoch, rank = self._pending.session, self._pending.admit(client)
-        advert = standing_messages.decode_standing_advert(epoch, rank, data)
-        checks.require_adverts_signed(epoch, self._roster, {rank: advert})
-        checks.require_later_position(client, advert.position, self._remembered.get(client))
-        checks.require_no_low_order(advert.public)
-        checks.require_distinct({**self._adverts, rank: advert})
+        rank = self.outbox.admit(client)
+        with opened(self._epoch, MessageKind.STANDING_ADVERT, rank, data) as reader:
+            advert = epochs.read_advert(reader)
+        signed = {rank: (advert.statement(self._epoch, client), advert.signature)}
+        checks.require_signed(self._epoch, self._roster, signed)
+        require_later_position(client, advert.position, self._remembered.get(client))
+        crypto.require_order(advert.public)
+        checks.require_distinct_keys([advert.public, *(other.public for other in self._adverts.values())])
         self._adverts[rank] = advert
+        self.positions[client] = advert.position
 
-    def close(self) -> "StandingAgreeing":
+    def close(self) -> "Agreeing":
         """Go on with those that advertised."""
-        epoch = self._pending.session
-        _require_enough(epoch, subset_of(len(epoch.cohort), self._adverts))
-        return StandingAgreeing(StandingKeys.of(epoch, self._adverts), self._adverts, self._roster)
+        keys = Keys.of(self._epoch, self._adverts)
+        _require_enough(self._epoch, keys.joined)
+        return Agreeing(keys, self._adverts, self._roster)
 
 
-class StandingAgreeing:
-    """Second exchange of the set-up: pass the adverts on, hear who is ready."""
+class Agreeing:
+    """Second exchange of the set-up: pass the adverts on, hear who is ready.
 
-    def __init__(self, keys: StandingKeys, adverts: Mapping[int, StandingAdvert], roster: Roster) -> None:
-        self._keys = keys
-        self._adverts = adverts
-        self._roster = roster
-        self._pending = PendingAnswers(keys.epoch, keys.joined)
+    `claims` are positions of silos that a peer has met and that are not earlier than now: to be passed on to them.
+    """
+
+    def __init__(self, keys: Keys, adverts: Mapping[int, Advert], roster: Roster) -> None:
+        self._keys, self._adverts, self._roster = keys, adverts, roster
         self._ready: list[int] = []
-        self._claims: dict[ClientId, Position] = {}
-
-    @property
-    def claims(self) -> Mapping[ClientId, Position]:
-        """Return positions of silos that a peer has met and that are not earlier than now: to be passed on to them."""
-        return MappingProxyType(self._claims)
+        self.claims: dict[ClientId, Position] = {}
+        request = partial(epochs.encode_adverts, keys.epoch, adverts=adverts)
+        self.outbox = Outbox(keys.epoch.cohort, keys.joined, request)
 
     @property
     def is_enough(self) -> bool:
         """Say whether a quorum is ready."""
         return len(self._ready) >= self._keys.epoch.quorum
 
-    def outbox(self) -> Outbox:
-        """Return the adverts for each that joined."""
-        epoch = self._keys.epoch
-        return self._pending.outbox(
-            lambda rank: standing_messages.encode_standing_adverts(epoch, rank, self._adverts)
-        )
-
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a silo's word that it is ready, or why it is not."""
-        epoch, rank = self._keys.epoch, self._pending.admit(client)
-        said = standing_messages.decode_standing_ready(epoch, rank, data)
+        epoch, rank = self._keys.epoch, self.outbox.admit(client)
+        said = epochs.decode_ready(epoch, rank, data)
         if isinstance(said, bytes):
             if said != self._keys.digest:
                 raise PeerError("a silo has agreed on other keys")
@@ -135,41 +114,37 @@ class StandingAgreeing:
         for other, position in said.items():
             name = epoch.cohort[other]
             verify_position(position, self._roster.key(name), self._roster.authority, name)
-            checks.require_current_claim(name, position, self._adverts.get(other))
-            if name not in self._claims or position.count > self._claims[name].count:
-                self._claims[name] = position
+            advert = self._adverts.get(other)
+            require_current_claim(name, position, None if advert is None else advert.position)
+            if name not in self.claims or position.count > self.claims[name].count:
+                self.claims[name] = position
 
-    def close(self) -> StandingEpoch:
+    def close(self) -> ReadyEpoch:
         """Go on with those whose keys are the server's."""
         ready = subset_of(len(self._keys.epoch.cohort), self._ready)
         _require_enough(self._keys.epoch, ready)
-        return StandingEpoch(self._keys, ready)
+        return ReadyEpoch(self._keys, ready)
 
 
-class StandingCollecting:
+class Collecting:
     """The one exchange of a step: send the model and the members, add up the masked vectors as they come."""
 
-    def __init__(self, keys: StandingKeys, step: StandingStep, task: bytes, model: bytes) -> None:
-        self._keys = keys
-        self._request = StandingRequest(step, task, model)
-        self._pending = PendingAnswers(keys.epoch, step.members)
-        self._context = standing.context(keys.digest, step, model, task)
+    def __init__(self, keys: Keys, step: Step, task: bytes, model: bytes) -> None:
+        self._epoch, self._members = keys.epoch, step.members
+        self._context = epochs.context(keys.digest, step, model, task)
         self._total: RingVector | None = np.zeros(keys.epoch.dimension, np.uint32)
         self._arrived: list[int] = []
-
-    def outbox(self) -> Outbox:
-        """Return the requests: the same for all members but for the name."""
-        epoch = self._keys.epoch
-        return self._pending.outbox(
-            lambda rank: standing_messages.encode_standing_request(epoch, rank, self._request)
-        )
+        request = partial(epochs.encode_request, keys.epoch, request=Request(step, task, model))
+        self.outbox = Outbox(keys.epoch.cohort, step.members, request)
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Add a member's masked vector; one that comes after the end is refused."""
         if self._total is None:
             raise PeerError(f"the step is over: the vector of client {client} comes too late")
-        epoch, rank = self._keys.epoch, self._pending.admit(client)
-        vector = standing_messages.decode_standing_masked(epoch, rank, self._context, data)
+        epoch, rank = self._epoch, self.outbox.admit(client)
+        with opened(epoch, MessageKind.STANDING_MASKED, rank, data) as reader:
+            checks.require_context(reader.take(CONTEXT_BYTES), self._context)
+            vector = reader.vector(epoch.ring, epoch.dimension)
         epoch.ring.add_into(self._total, vector)
         self._arrived.append(rank)
 
@@ -178,19 +153,17 @@ class StandingCollecting:
         total, self._total = self._total, None
         if total is None:
             raise ConfigError("the step is over")
-        members, epoch = self._request.step.members, self._keys.epoch
-        arrived = subset_of(len(epoch.cohort), self._arrived)
-        missing = epoch.names(members & ~arrived)
+        missing = self._epoch.names(set(ranks_of(self._members)) - set(self._arrived))
         if missing:
             raise VoidStep(
-                f"all {int(members.sum())} members of a step must answer, {len(missing)} did not: clients "
+                f"all {int(self._members.sum())} members of a step must answer, {len(missing)} did not: clients "
                 f"{', '.join(map(str, missing[:5]))}",
-                epoch.names(arrived),
+                self._epoch.names(self._arrived),
             )
         return total
 
 
 def _require_enough(epoch: Epoch, present: Subset) -> None:
-    left = epoch.names(present)
+    left = epoch.names(ranks_of(present))
     if len(left) < epoch.quorum:
         raise TooFewClients(f"at least {epoch.quorum} silos must be left, got {len(left)}", left)

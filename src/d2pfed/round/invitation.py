@@ -1,44 +1,14 @@
-"""What a client checks before it joins an attempt that it is invited to."""
+"""What a client checks before it joins an attempt, or an epoch of standing keys, that it is invited to."""
 
 from d2pfed.accounting import Sampling
-from d2pfed.errors import PeerError
-from d2pfed.plan import Enrolled, Plan, Policy, Protocol
+from d2pfed.errors import ConfigError, PeerError
+from d2pfed.plan import Enrolled, Plan
 from d2pfed.round.session import Attempt, session_of
-from d2pfed.secagg import Invitation, Roster, Session, decode_invitation
+from d2pfed.round.standing import epoch_of
+from d2pfed.secagg import Invitation, Roster, Session, decode_invitation, standing
 from d2pfed.secagg.draws import draw_cohort, draw_key, require_path
 
 ROSTERS = 4  # that an authority may issue over one population: each has draws of its own
-
-
-def accept(
-    plan: Plan, policy: Policy, invitation: bytes, roster: Roster | None = None, first_draw: int = 0
-) -> Session:
-    """Return the session that an invitation names, if this client's policy allows the plan and the cohort.
-
-    An enrolled client brings its roster, and where cohorts are drawn verifiably the number of the run's first draw. It
-    computes the cohort itself. That no draw is used twice, it must check against what it remembers: `session.draw`.
-    """
-    enrolled = enrolled_in(roster)
-    policy.check(plan, enrolled)
-    policy.require_served(Protocol.PAIRWISE, plan, enrolled)
-    return invited_session(plan, invitation, policy.least_cohort, roster, first_draw)
-
-
-def invited_session(
-    plan: Plan, invitation: bytes, least_cohort: int, roster: Roster | None, first_draw: int
-) -> Session:
-    """Return the session that an invitation names, for a plan that this client's policy has allowed before."""
-    is_drawn = roster is not None and roster.depth is not None
-    invited = decode_invitation(invitation, roster.depth if roster is not None else None)
-    require_planned_number(plan, invited)
-    cohort = _drawn(plan, invited, roster, first_draw) if roster is not None and is_drawn else _listed(invited)
-    if len(cohort) < least_cohort:
-        raise PeerError(f"a cohort must have at least {least_cohort} clients, got {len(cohort)}")
-    attempt = Attempt(invited.run, invited.round, invited.attempt)
-    session = session_of(plan, attempt, cohort, roster=roster, draw=invited.draw, block=invited.block)
-    if session.digest != invited.binding:
-        raise PeerError(f"run {invited.run} was agreed on with another plan, cohort or roster")
-    return session
 
 
 def enrolled_in(roster: Roster | None) -> Enrolled | None:
@@ -48,18 +18,38 @@ def enrolled_in(roster: Roster | None) -> Enrolled | None:
     return Enrolled(len(roster.keys), 0 if roster.depth is None else ROSTERS << roster.depth)
 
 
-def _listed(invited: Invitation) -> tuple[int, ...]:
-    """Return the cohort as the server lists it; the guarantee then assumes that it may choose the members."""
-    if invited.draw or invited.block:
+def accept_invitation(
+    plan: Plan, invitation: bytes, least_cohort: int, roster: Roster | None = None, first_draw: int = 0
+) -> Session:
+    """Return the session that an invitation names, for a plan that this client's policy has allowed before.
+
+    An enrolled client brings its roster, and where cohorts are drawn verifiably the number of the run's first draw. It
+    computes the cohort itself. That no draw is used twice, it must check against what it remembers: `session.draw`.
+    """
+    invited = decode_invitation(invitation, roster.depth if roster is not None else None)
+    require_planned_number(plan, invited)
+    if roster is not None and roster.depth is not None:
+        cohort = _drawn(plan, invited, roster, roster.depth, first_draw)
+    elif invited.draw or invited.block:
         raise PeerError(f"cohorts are not drawn here, got draw {invited.draw}, block {invited.block}")
-    return invited.cohort or ()
+    else:
+        cohort = (
+            invited.cohort or ()
+        )  # as the server lists it; the guarantee then assumes that it chooses the members
+    if len(cohort) < least_cohort:
+        raise PeerError(f"a cohort must have at least {least_cohort} clients, got {len(cohort)}")
+    attempt = Attempt(invited.run, invited.round, invited.attempt)
+    session = session_of(plan, attempt, cohort, roster=roster, draw=invited.draw, block=invited.block)
+    if session.digest != invited.binding:
+        raise PeerError(f"run {invited.run} was agreed on with another plan, cohort or roster")
+    return session
 
 
-def _drawn(plan: Plan, invited: Invitation, roster: Roster, first_draw: int) -> tuple[int, ...]:
+def _drawn(plan: Plan, invited: Invitation, roster: Roster, depth: int, first_draw: int) -> tuple[int, ...]:
     """Return the cohort that follows from the draw, all of the roster being the population."""
-    if invited.opening is None or roster.depth is None:
+    if invited.opening is None:
         raise PeerError("a drawn cohort needs the opening of its draw")
-    require_path(roster.root, roster.depth, invited.draw, invited.opening)
+    require_path(roster.root, depth, invited.draw, invited.opening)
     require_draw_by_number(plan, invited, first_draw)
     key = draw_key(roster.digest, invited.draw, invited.opening.seed)
     cohort = draw_cohort(key, roster.clients, plan.sampling, invited.block)
@@ -88,3 +78,17 @@ def require_in_cohort(client: int, cohort: tuple[int, ...]) -> None:
     """Refuse to join a cohort without this client in it."""
     if client not in cohort:
         raise PeerError(f"client {client} is not in the cohort of this draw")
+
+
+def accept_standing_invitation(plan: Plan, invitation: bytes, roster: Roster) -> standing.Epoch:
+    """Return the epoch that an invitation names, recomputed from this silo's own plan and roster."""
+    invited = standing.decode_invitation(invitation)
+    if len(invited.silos) > plan.cohort_size:
+        raise PeerError(f"an epoch has at most the planned {plan.cohort_size} silos, got {len(invited.silos)}")
+    try:
+        epoch = epoch_of(plan, invited.run, roster, invited.silos, epoch=invited.epoch, first=invited.first)
+    except ConfigError as error:
+        raise PeerError(str(error)) from None
+    if epoch.digest != invited.binding:
+        raise PeerError(f"run {invited.run} was agreed on with another plan or roster")
+    return epoch

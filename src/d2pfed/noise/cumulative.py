@@ -23,10 +23,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
-from itertools import accumulate
+from functools import lru_cache, partial
+from itertools import accumulate, repeat
 from math import isqrt
-from typing import Protocol, cast
 
 from d2pfed.numerics.randomness import Stream
 
@@ -76,17 +75,14 @@ def exp_minus(exponent: Fraction, precision: int) -> Interval:
         upper += term[1] if even else -term[0]
         index += 1
         term = term[0] * numerator // (denominator * index), ceil_divide(term[1] * numerator, denominator * index)
-    result = (
-        max(lower - 1, 0),
-        upper + 1,
-    )  # the terms left out alternate and shrink, so they sum to at most one unit
+    result = max(lower - 1, 0), upper + 1  # the terms left out alternate and shrink: at most one unit in all
     for _ in range(halvings):
         result = multiply(result, result, precision)
     return result
 
 
-def falling_side(ratios: Iterable[Interval], precision: int, tail_bits: int) -> Side | None:
-    """Multiply falling ratios until all that follows sums to less than 2^-tail_bits; None if they end first."""
+def falling_side(ratios: Iterable[Interval], precision: int, tail_bits: int) -> Side:
+    """Multiply falling ratios until all that follows sums to less than 2^-tail_bits; EOFError if they end first."""
     weight = (1 << precision, 1 << precision)
     lower: list[int] = []
     upper: list[int] = []
@@ -99,7 +95,7 @@ def falling_side(ratios: Iterable[Interval], precision: int, tail_bits: int) -> 
                 return Side(tuple(lower), tuple(upper), tail)
         lower.append(weight[0])
         upper.append(weight[1])
-    return None
+    raise EOFError("the ratios end before the tail is small")
 
 
 def join(mode: int, left: Side, right: Side, precision: int) -> Weights:
@@ -114,32 +110,23 @@ def join(mode: int, left: Side, right: Side, precision: int) -> Weights:
     )
 
 
-class Distribution(Protocol):
-    """A log-concave distribution on the integers with exact parameters; equal distributions are equal keys."""
-
-    def weights(self, precision: int, tail_bits: int) -> Weights:
-        """Enclose the weights until each tail holds at most 2^-tail_bits of the mode's weight."""
-
-    def __hash__(self) -> int:
-        """Make it a key of a cache."""
-
-
 @dataclass(frozen=True, slots=True)
 class GaussianDistribution:
     """P(k) proportional to exp(-(k - center)^2 / (2 sigma^2))."""
 
     center: Fraction
-    sigma_squared: Fraction
+    variance: Fraction
 
     def weights(self, precision: int, tail_bits: int) -> Weights:
         """Enclose the weights; their ratio from k to k + 1, exp(-(2 (k - c) + 1) / (2 sigma^2)), is geometric."""
         mode = round(self.center)
         ahead = self.center - mode
-        shrink = exp_minus(1 / self.sigma_squared, precision)
+        shrink = exp_minus(1 / self.variance, precision)
         sides = []
         for offset in (-ahead, ahead):
-            nearest = exp_minus((1 - 2 * offset) / (2 * self.sigma_squared), precision)
-            sides.append(_endless_side(_geometric(nearest, shrink, precision), precision, tail_bits))
+            nearest = exp_minus((1 - 2 * offset) / (2 * self.variance), precision)
+            ratios = accumulate(repeat(shrink), partial(multiply, precision=precision), initial=nearest)
+            sides.append(falling_side(ratios, precision, tail_bits))
         return join(mode, sides[0], sides[1], precision)
 
 
@@ -153,28 +140,23 @@ class SkellamDistribution:
         """Enclose the weights from the ratios of Bessel functions."""
         count = 64 + isqrt(int(self.variance))
         while True:
-            ratios = self._ratios(2 * count, precision)
-            side = falling_side(
-                ratios[:count], precision, tail_bits
-            )  # the far half's intervals are wide: only a run-up
-            if side is not None:
+            ratios = self._ratios(2 * count, precision)[:count]  # the far half's intervals are wide: only a run-up
+            try:
+                side = falling_side(ratios, precision, tail_bits)
+            except EOFError:
+                count *= 2
+            else:
                 return join(0, side, side, precision)
-            count *= 2
 
     def _ratios(self, count: int, precision: int) -> list[Interval]:
         """Enclose I_(k+1) / I_k downwards from [0, 1] by r_(k-1) = 1 / (2 k / variance + r_k), which contracts."""
-        numerator, denominator = self.variance.numerator, self.variance.denominator
-        ratio = (0, 1 << precision)
-        ratios = []
+        numerator, denominator, one = self.variance.numerator, self.variance.denominator, 1 << precision
+        low, high, ratios = 0, one, []
         for k in range(count, 0, -1):
             step = 2 * k * denominator << precision
-            least = step // numerator + ratio[0]
-            most = ceil_divide(step, numerator) + ratio[1]
-            ratio = (
-                (1 << 2 * precision) // most,
-                min(ceil_divide(1 << 2 * precision, max(least, 1)), 1 << precision),
-            )
-            ratios.append(ratio)
+            least, most = step // numerator + low, ceil_divide(step, numerator) + high
+            low, high = one * one // most, min(ceil_divide(one * one, max(least, 1)), one)
+            ratios.append((low, high))
         return ratios[::-1]
 
 
@@ -184,11 +166,16 @@ class BinomialDistribution:
 
     trials: int
 
+    @property
+    def variance(self) -> Fraction:
+        """Return a quarter per toss."""
+        return Fraction(self.trials, 4)
+
     def weights(self, precision: int, tail_bits: int) -> Weights:
         """Enclose the weights from their exact ratios."""
         mode = self.trials // 2
-        left = _endless_side(self._ratios(mode, precision), precision, tail_bits)
-        right = _endless_side(self._ratios(self.trials - mode, precision), precision, tail_bits)
+        left = falling_side(self._ratios(mode, precision), precision, tail_bits)
+        right = falling_side(self._ratios(self.trials - mode, precision), precision, tail_bits)
         return join(mode, left, right, precision)
 
     def _ratios(self, rest: int, precision: int) -> Iterator[Interval]:
@@ -199,14 +186,9 @@ class BinomialDistribution:
             rest = max(rest - 1, 0)
 
 
-def _geometric(first: Interval, factor: Interval, precision: int) -> Iterator[Interval]:
-    while True:
-        yield first
-        first = multiply(first, factor, precision)
-
-
-def _endless_side(ratios: Iterator[Interval], precision: int, tail_bits: int) -> Side:
-    return cast("Side", falling_side(ratios, precision, tail_bits))  # None is for ratios that end
+# Log-concave distributions on the integers with exact parameters; `weights` ends where a tail holds at most
+# 2^-tail_bits of the mode's weight.
+Distribution = GaussianDistribution | SkellamDistribution | BinomialDistribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +202,7 @@ class Cumulative:
 def cumulative(distribution: Distribution, bits: int) -> Cumulative:
     """Enclose the cumulative distribution in integers, with whatever precision that needs.
 
-    Guarantee: T_k <= 2^bits F(k) <= T_k + 2 for all k of the table; it begins with 0 and ends at 2^bits - 2 or
-    above.
+    Guarantee: T_k <= 2^bits F(k) <= T_k + 2 for all k of the table; it begins with 0 and ends at 2^bits - 2 or above.
     Checked: here, by exact integers; test_sampler_cumulative.py compares with sums made by another library.
     """
     precision = bits + _GUARD_BITS
@@ -260,8 +241,7 @@ def _enclose(weights: Weights, bits: int) -> Cumulative | None:
         if most_below << bits > (entry + 2) * (most_below + above):
             return None
         entries.append(entry)
-    covers = weights.left_tail << bits <= 2 * left_lower[-1] and entries[-1] == top
-    if not covers:
+    if weights.left_tail << bits > 2 * left_lower[-1] or entries[-1] != top:
         return None
     entries.insert(0, 0)  # one step before the first weight, F is at most the left tail
     # Of the zeros the last is kept, and of those that reach the top the first.

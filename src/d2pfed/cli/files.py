@@ -1,4 +1,4 @@
-"""`d2pfed certify`: a signed statement of what a run guarantees, and its check."""
+"""`d2pfed report`, `certify` and `data`: the page of a run, its signed statement, and the files of data sets."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, Group, SectionedCommand, application
+from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, DataDirectory, Group, SectionedCommand, application
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import ConfigError, needs_extra
 
@@ -24,14 +24,33 @@ class RunOrCommand(Group):
         return super().parse_args(ctx, args)
 
 
-app = application(
+report_app = application()
+certify_app = application(
     "Write a signed statement of what a run guarantees (certify RUN), or check one (certify verify FILE).",
     RunOrCommand,
 )
+data_app = application("Fetch data sets, or show where they are.")
+
+TaskName = Annotated[str, typer.Argument(help="infimnist, mnist-writers, cifar10 or shakespeare.")]
 
 
-@app.command("run", cls=SectionedCommand)
-def run_command(
+@report_app.command(cls=SectionedCommand)
+def report(
+    run: Annotated[Path, typer.Argument(help="The run's directory, such as runs/NAME.")], *, json: AsJson = False
+) -> None:
+    """Write a run's report.html and its plots again, from its plan, settings, metrics and summary."""
+    with needs_extra("train", *TRAIN_PACKAGES):
+        from d2pfed.runs.report import read_report, write_report  # noqa: PLC0415 - an extra
+
+    page = write_report(read_report(run), run)
+    if json:
+        print_json({"report": str(page), "plots": sorted(str(file) for file in (run / "plots").iterdir())})
+    else:
+        out().print(f"The report is in {page}.", soft_wrap=True)
+
+
+@certify_app.command("run", cls=SectionedCommand)
+def certify_run(
     run: Annotated[Path, typer.Argument(help="The run's directory, such as runs/NAME, or a ledger.")],
     *,
     ledger: Annotated[Path | None, typer.Option(help="The ledger that the run shares with others.")] = None,
@@ -59,8 +78,8 @@ def run_command(
     )
 
 
-@app.command("verify", cls=SectionedCommand)
-def verify_command(
+@certify_app.command("verify", cls=SectionedCommand)
+def certify_verify(
     file: Annotated[Path, typer.Argument(help="The certificate, a file of JSON.")],
     *,
     key: Annotated[
@@ -76,9 +95,13 @@ def verify_command(
     named could not be checked.
     """
     from d2pfed.certificate_verifier import read, verify  # noqa: PLC0415 - slow to load
+    from d2pfed.deploy.config import default_signing_key, read_secret  # noqa: PLC0415 - as above
+    from d2pfed.secagg.crypto import signing_public  # noqa: PLC0415 - as above
 
+    if not key and (own := default_signing_key()).exists():
+        key = [signing_public(read_secret(own)).hex()]
     try:
-        found = verify(file, key or _own_key())
+        found = verify(file, key or [])
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if ledger is not None and not ledger.is_file():
@@ -99,10 +122,37 @@ def verify_command(
     sys.exit(found.status)
 
 
-def _own_key() -> list[str]:
-    """Return the public half of this user's own key, if there is one."""
-    from d2pfed.deploy.signing_keys import default_signing_key, read_secret  # noqa: PLC0415 - slow to load
-    from d2pfed.secagg.crypto import signing_public  # noqa: PLC0415 - as above
+@data_app.command("fetch", cls=SectionedCommand)
+def data_fetch(
+    name: TaskName,
+    directory: Annotated[Path | None, typer.Option("--data", help="Where to put it. Default: the cache.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Download a data set's official files and check them."""
+    with needs_extra("train", *TRAIN_PACKAGES):
+        from d2pfed.learning import cache_directory, fetch  # noqa: PLC0415 - an extra
 
-    file = default_signing_key()
-    return [signing_public(read_secret(file)).hex()] if file.exists() else []
+    files = fetch(name, directory or cache_directory())
+    if json:
+        print_json({"files": [str(file) for file in files]})
+    elif not files:
+        out().print(f"Nothing is missing: {name} has all of its files, or needs none.")
+    else:
+        for file in files:
+            out().print(f"{file}")
+
+
+@data_app.command("where", cls=SectionedCommand)
+def data_where(name: TaskName, directory: DataDirectory = None, json: AsJson = False) -> None:
+    """Show which files of a data set were found, and where."""
+    with needs_extra("train", *TRAIN_PACKAGES):
+        from d2pfed.learning import where  # noqa: PLC0415 - an extra
+
+    found = where(name, directory)
+    if json:
+        print_json({file: str(path) if path else None for file, path in found.items()})
+        return
+    if not found:
+        out().print(f"{name} needs no files.")
+    for file, path in found.items():
+        out().print(f"{file}: {path or 'not found'}")

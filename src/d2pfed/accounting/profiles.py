@@ -1,18 +1,21 @@
-"""Privacy profiles of Gaussian releases, exact but for rounding, which errs upwards: plain, behind cohorts or coins.
+"""Privacy profiles of releases, plain or behind cohorts or coins: delta as a function of epsilon, for epsilon >= 0.
 
-A profile is delta as a function of epsilon, for epsilon >= 0.
+Those of Gaussians are exact but for rounding, which errs upwards; those of other noise follow from its Renyi curve.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
 
-from d2pfed.accounting.losses import Profile
-from d2pfed.accounting.rdp import FloatArray, check_delta
+from d2pfed.accounting.laws import Noise
+from d2pfed.accounting.rdp import FloatArray, check_delta, sparse_orders
+
+Profile = Callable[[FloatArray], FloatArray]
 
 # Larger than the rounding error of a Gaussian tail in double precision, so that it errs upwards; the error grows with
 # the ratio where that is large (epsilon / ratio is then a difference of large numbers), and only there.
@@ -24,6 +27,10 @@ NARROW = 1.0  # ratios up to this need differences of tails that do not cancel
 _FAR = 30.0  # logarithm from which on a hyperbolic sine is half an exponential in double precision
 _STEPS = 80  # halvings: from a width of 10^5 to the last bits of a double
 _LOG_ROUNDING = 1e-13  # of a logarithm of R, more than its rounding error
+_ORDERS = sparse_orders(1 << 20)
+_POINTS = 1 << 13
+_TAIL = 1e-60  # beyond this a profile from a Renyi curve is taken to be constant
+WIDEST = 600.0  # epsilon whose exponential is still in the range of doubles
 
 
 def relative_guard(ratio: float) -> float:
@@ -35,10 +42,7 @@ def relative_guard(ratio: float) -> float:
 
 
 def mills_drop(start: FloatArray, width: float) -> FloatArray:
-    """Return m(start) - m(start + width), m(t) = Phi(-t) / phi(t), to full relative accuracy for widths up to 2.
-
-    A sum of positive terms: the integral of -m'(t) = 1 - t m(t). Proof: theory.md#gaussian.
-    """
+    """Return m(start) - m(start + width), m(t) = Phi(-t) / phi(t), by positive terms. Proof: theory.md#gaussian."""
     from scipy.special import erfcx  # noqa: PLC0415 - slow to load, and most requests to a client account for nothing
 
     total = np.zeros_like(start)
@@ -142,14 +146,10 @@ def fixed_size_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArr
 
 
 def poisson_add_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
-    """Return the profile of zero against a record's vector under Poisson sampling; 0 from -ln(1 - rate) on.
-
-    Guarantee: the mirror image of `fixed_size_delta` at one radius. Proof: theory.md#poisson.
-    """
+    """Return the mirror image of `fixed_size_delta` at one radius: 0 from -ln(1 - rate). Proof: theory.md#poisson."""
     kept = np.exp(-epsilon)
-    left = np.where(
-        kept > 0.5, rate + np.expm1(-epsilon), kept - (1 - rate)
-    )  # 1 - rate is exact where it is needed
+    # 1 - rate is exact where it is needed.
+    left = np.where(kept > 0.5, rate + np.expm1(-epsilon), kept - (1 - rate))
     # It falls to zero within rounding of the last epsilon, so what is left of the rate is rounded up.
     left = np.maximum(left + 2.0**-50 * np.minimum(rate, kept), 0.0)
     inside = left > 0
@@ -201,27 +201,40 @@ def several_coins_delta(epsilon: FloatArray, ratio: float, rate: float, coins: i
     Guarantee: dominates every person whose records are within the radius in each of so many silos, if all coins are
     independent. Proof: theory.md#records. Checked: test_accounting_records.py against quadrature and dp-accounting.
     """
+    from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load
+
     wanted = np.asarray(epsilon, np.float64)
-    low, _ = _thresholds(wanted - _LOG_ROUNDING * (1 + wanted), ratio, rate, coins)
+    z, _ = _thresholds(wanted - _LOG_ROUNDING * (1 + wanted), ratio, rate, coins)
     total = np.zeros_like(wanted)
     for heads, weight in _weights(rate, coins):
-        total += weight * _gain(low, heads * ratio)
+        shift = heads * ratio
+        if shift <= NARROW:
+            gain = scaled_density(z - shift, 0.0) * mills_drop(z - shift, shift)
+        else:
+            own, other = log_ndtr(shift - z), shift * z - shift * shift / 2 + log_ndtr(-z)
+            gain = np.exp(own) * -np.expm1(np.minimum(other - own, 0.0))
+        total += weight * gain
     return (1 + relative_guard(coins * ratio)) * np.minimum(total, 1.0)
 
 
 def several_coins_add_delta(epsilon: FloatArray, ratio: float, rate: float, coins: int) -> FloatArray:
-    """Return the profile of zero against the mixture, rounded up; 0 from -coins ln(1 - rate) on.
+    """Return the profile of zero against the mixture, rounded up. Proof: theory.md#records."""
+    from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load
 
-    Guarantee: the mirror image of `several_coins_delta`. Proof: theory.md#records.
-    """
     wanted = np.asarray(epsilon, np.float64)
     none = coins * math.log1p(-rate) if rate < 1 else -math.inf  # ln w_0, which R never falls to
     least = -wanted + _LOG_ROUNDING * (1 + wanted)
     inside = least > none
-    _, high = _thresholds(np.where(inside, least, 0.0), ratio, rate, coins)
+    _, z = _thresholds(np.where(inside, least, 0.0), ratio, rate, coins)
     total = np.zeros_like(wanted)
     for heads, weight in _weights(rate, coins):
-        total += weight * _loss(high, heads * ratio)
+        shift = heads * ratio
+        if shift <= NARROW:
+            gain = scaled_density(z - shift, 0.0) * mills_drop(-z, shift)
+        else:
+            own, other = shift * z - shift * shift / 2 + log_ndtr(z), log_ndtr(z - shift)
+            gain = np.exp(own) * -np.expm1(np.minimum(other - own, 0.0))
+        total += weight * gain
     found = (1 + relative_guard(coins * ratio)) * np.exp(np.minimum(wanted, 700.0)) * total
     return np.where(inside, np.minimum(found, 1.0), 0.0)
 
@@ -260,23 +273,91 @@ def _thresholds(wanted: FloatArray, ratio: float, rate: float, coins: int) -> tu
     return low, high
 
 
-def _gain(z: FloatArray, shift: float) -> FloatArray:
-    """Return Phi(shift - z) - exp(shift z - shift^2 / 2) Phi(-z), to relative accuracy."""
-    from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load
+@dataclass(frozen=True, slots=True)
+class SampledRdp:
+    """The dominating pair of one release behind a fixed-size cohort, with noise of which a Renyi curve is known."""
 
-    if shift <= NARROW:
-        return scaled_density(z - shift, 0.0) * mills_drop(z - shift, shift)
-    own = log_ndtr(shift - z)
-    other = shift * z - shift * shift / 2 + log_ndtr(-z)
-    return np.asarray(np.exp(own) * -np.expm1(np.minimum(other - own, 0.0)))
+    noise: Noise
+    radii: int  # how many clip radii neighbors are apart: two behind a cohort
+    rate: float  # the probability that a client is in the cohort
+    slack: float = 0.0  # no Gaussian stands in the place of the noise
+    backward: None = None  # the reversed order is the same
+
+    @property
+    def forward(self) -> Profile:
+        """The profile of the pair's first distribution against its second.
+
+        Guarantee: dominates every pair of replace-one neighbors. Proof: theory.md#renyi-profile.
+        Checked: test_accounting_amplification.py.
+        """
+        ratios, values = _envelope(self.noise, self.radii)
+
+        def profile(epsilon: FloatArray) -> FloatArray:
+            base = 1 + np.expm1(np.minimum(epsilon, WIDEST)) / self.rate
+            return self.rate * np.interp(base, ratios, values)
+
+        return profile
 
 
-def _loss(z: FloatArray, shift: float) -> FloatArray:
-    """Return exp(shift z - shift^2 / 2) Phi(z) - Phi(z - shift), to relative accuracy: the mirror image of `_gain`."""
-    from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load
+DominatingPair = (
+    SampledGaussian | SampledRdp
+)  # of one release: its profiles, and the slack of a surrogate behind them
 
-    if shift <= NARROW:
-        return scaled_density(z - shift, 0.0) * mills_drop(-z, shift)
-    own = shift * z - shift * shift / 2 + log_ndtr(z)
-    other = log_ndtr(z - shift)
-    return np.asarray(np.exp(own) * -np.expm1(np.minimum(other - own, 0.0)))
+
+def rdp_delta(epsilon: FloatArray, noise: Noise, radii: int) -> FloatArray:
+    """Return the least delta that the conversion of the noise's Renyi curve gives at any order, for epsilon >= 0."""
+    curve = noise.rdp(radii, _ORDERS)
+    start = (_ORDERS - 1) * curve + _ORDERS * np.log1p(-1 / _ORDERS) - np.log(_ORDERS - 1)
+    exponents = np.full(np.shape(epsilon), min(0.0, math.log(-math.expm1(-curve[0])) / 2))  # total variation
+    for constant, order in zip(start.tolist(), _ORDERS.tolist(), strict=True):
+        np.minimum(exponents, constant - (order - 1) * epsilon, out=exponents)
+    return np.asarray(np.exp(exponents), dtype=np.float64)
+
+
+def rdp_width(noise: Noise, radii: int) -> float:
+    """Return the epsilon from which on the noise's profile is negligible; `WIDEST` if that is out of range."""
+    if rdp_delta(np.array([WIDEST]), noise, radii)[0] > _TAIL:
+        return WIDEST
+    return tail_epsilon(lambda epsilon: rdp_delta(epsilon, noise, radii), _TAIL)
+
+
+@lru_cache(maxsize=64)
+def _envelope(noise: Noise, radii: int) -> tuple[FloatArray, FloatArray]:
+    """Return the profile at ratios alpha >= 1: the greatest convex function below what is known on both sides of 1."""
+    epsilon = np.linspace(0, rdp_width(noise, radii), _POINTS)
+    above, ratio = rdp_delta(epsilon, noise, radii), np.exp(epsilon)
+    below = 1 - 1 / ratio + above / ratio  # the reversed order at 1 / alpha
+    ratios = np.concatenate([1 / ratio[:0:-1], ratio])
+    values = np.concatenate([below[:0:-1], above])
+    kept = _hull(ratios.tolist(), values.tolist())
+    return ratio, np.interp(ratio, ratios[kept], values[kept])
+
+
+def _hull(xs: list[float], ys: list[float]) -> list[int]:
+    """Return the points of the lower convex hull of points in increasing order."""
+    kept: list[int] = []
+    for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        while len(kept) > 1:
+            a, b = kept[-2], kept[-1]
+            if (ys[b] - ys[a]) * (x - xs[a]) < (y - ys[a]) * (xs[b] - xs[a]):
+                break
+            kept.pop()
+        kept.append(i)
+    return kept
+
+
+def tail_epsilon(profile: Profile, tail: float) -> float:
+    """Return an epsilon at which the profile is at most `tail`, about the least one."""
+
+    def at(epsilon: float) -> float:
+        return float(profile(np.array([epsilon]))[0])
+
+    if at(0.0) <= tail:
+        return 0.0
+    low, high = 0.0, 1.0
+    while at(high) > tail:
+        low, high = high, 2 * high
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if at(middle) > tail else (low, middle)
+    return high

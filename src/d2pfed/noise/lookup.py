@@ -17,7 +17,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from d2pfed.noise.sampler.cumulative import Distribution, cumulative, refine
+from d2pfed.noise.cumulative import Distribution, cumulative, refine
 from d2pfed.numerics.compiled import compiled
 from d2pfed.numerics.randomness import Stream
 from d2pfed.numerics.ring import IntVector
@@ -53,16 +53,13 @@ class LookupTable:
     values: NDArray[np.int32]
 
     def draw_into(self, out: IntVector, centers: IntVector | None, stream: Stream) -> None:
-        """Draw around each center, in units of one over the number of rows; None stands for zeros.
-
-        Words are read first, refinements after them. `out` may be `centers` itself.
-        """
+        """Draw around each center, in units of one over the number of rows, or around 0. `out` may be `centers`."""
         buffer = np.empty(min(out.size, _BLOCK), np.uint64)
-        undecided = np.empty((buffer.size, 2), np.int64)
+        undecided, zeros = np.empty((buffer.size, 2), np.int64), np.zeros(buffer.size, np.int64)
         pending: list[tuple[int, int, int]] = []
         for start in range(0, out.size, _BLOCK):
             part = out[start : start + _BLOCK]
-            near = None if centers is None else centers[start : start + _BLOCK]
+            near = zeros[: part.size] if centers is None else centers[start : start + _BLOCK]
             words = buffer[: part.size]
             stream.fill(words)
             count = self._look_up(words, near, part, undecided)
@@ -73,17 +70,11 @@ class LookupTable:
                 self.distributions[row], word >> (WORD_BITS - self.bits), self.bits, stream
             )
 
-    def _look_up(self, words: Words, centers: IntVector | None, out: IntVector, undecided: IntVector) -> int:
+    def _look_up(self, words: Words, centers: IntVector, out: IntVector, undecided: IntVector) -> int:
         """Write the values of words; list positions and centers of the undecided ones and return their number."""
-        starts, shifts, slack = self.layout.starts, self.layout.shifts, np.uint64(2 * _unit(self.bits))
-        if centers is None:
-            count = _look_up(
-                starts, shifts, self.entries[0], self.values[0], self.first, slack, words, out, undecided
-            )
-        else:
-            rows = self.entries, self.values, len(self.distributions).bit_length() - 1
-            count = _look_up_around(starts, shifts, *rows, self.first, slack, words, centers, out, undecided)
-        return int(count)
+        table = self.layout.starts, self.layout.shifts, self.entries, self.values
+        row_bits, slack = len(self.distributions).bit_length() - 1, np.uint64(2 * _unit(self.bits))
+        return int(_look_up(*table, row_bits, self.first, slack, words, centers, out, undecided))
 
 
 def tabulate(distributions: Sequence[Distribution], bits: int) -> LookupTable:
@@ -126,27 +117,20 @@ def _lay_out(rows: Words, bits: int) -> TableLayout:
     count = 0
     for half in (0, 1):
         for octave in range(1, _OCTAVES):
-            room = int(least_gaps[octave]) - 2 * _unit(bits)
+            size, room = 1 << (63 - octave), int(least_gaps[octave]) - 2 * _unit(bits)
             width = max(1 << room.bit_length() - 1 if room > 0 else 0, _unit(bits))
-            buckets = max(2, (1 << (63 - octave)) // width)
+            buckets = max(2, size // width)
             starts[half * _OCTAVES + octave] = count
             shifts[half * _OCTAVES + octave] = WORD_BITS - (buckets.bit_length() - 1)
             count += buckets
-            bucket_ends = _ends(half, octave, buckets)
-            least.append(bucket_ends[0])
-            most.append(bucket_ends[1])
+            each = np.uint64(max(size // buckets, 1))
+            low = np.uint64(size) + each * np.arange(buckets, dtype=np.uint64)
+            high = low + each - np.uint64(1)
+            if size == 1:  # the last octave has the words 0 and 1, in its first bucket
+                low, high = np.zeros(2, np.uint64), np.ones(2, np.uint64)
+            least.append(~high if half else low)
+            most.append(~low if half else high)
     return TableLayout(starts, shifts, np.concatenate(least), np.concatenate(most))
-
-
-def _ends(half: int, octave: int, buckets: int) -> tuple[Words, Words]:
-    """Return the least and the greatest word of each bucket of an octave, named by its leading zeros."""
-    size = 1 << (63 - octave)
-    width = np.uint64(max(size // buckets, 1))
-    low = np.uint64(size) + width * np.arange(buckets, dtype=np.uint64)
-    high = low + width - np.uint64(1)
-    if size == 1:  # the last octave has the words 0 and 1, in its first bucket
-        low, high = np.zeros(2, np.uint64), np.ones(2, np.uint64)
-    return (~high, ~low) if half else (low, high)
 
 
 def _fill(layout: TableLayout, row: Words, bits: int) -> tuple[Words, NDArray[np.int32]]:
@@ -182,43 +166,7 @@ _leading_zeros = cast("Callable[[np.uint64], np.uint64]", _count_leading_zeros) 
 
 
 @compiled
-def _bucket(word: np.uint64, starts: Words, shifts: Words) -> np.uint64:
-    """Return the number of a word's bucket."""
-    half = word >> np.uint64(63)
-    folded = word ^ (np.uint64(0) - half)
-    zeros = min(_leading_zeros(folded), np.uint64(63))
-    octave = half << np.uint64(6) | zeros
-    bucket: np.uint64 = starts[octave] + (folded << zeros << np.uint64(1) >> shifts[octave])
-    return bucket
-
-
-@compiled
 def _look_up(  # noqa: PLR0917 - compiled code takes arrays, not values that hold them
-    starts: Words,
-    shifts: Words,
-    entries: Words,
-    values: NDArray[np.int32],
-    first: int,
-    slack: np.uint64,
-    words: Words,
-    out: IntVector,
-    undecided: IntVector,
-) -> int:
-    """Look words up in one distribution."""
-    count = 0
-    for index in range(words.size):
-        word = words[index]
-        bucket = _bucket(word, starts, shifts)
-        entry = entries[bucket]
-        out[index] = first + values[bucket, np.uint64(word >= entry)]
-        if word - entry < slack:
-            undecided[count, 0], undecided[count, 1] = index, 0
-            count += 1
-    return count
-
-
-@compiled
-def _look_up_around(  # noqa: PLR0917 - compiled code takes arrays, not values that hold them
     starts: Words,
     shifts: Words,
     entries: Words,
@@ -235,7 +183,11 @@ def _look_up_around(  # noqa: PLR0917 - compiled code takes arrays, not values t
     count = 0
     for index in range(words.size):
         word, center = words[index], centers[index]
-        bucket = _bucket(word, starts, shifts)
+        half = word >> np.uint64(63)
+        folded = word ^ (np.uint64(0) - half)
+        zeros = min(_leading_zeros(folded), np.uint64(63))
+        octave = half << np.uint64(6) | zeros
+        bucket = starts[octave] + (folded << zeros << np.uint64(1) >> shifts[octave])
         row = np.uint64(center & ((1 << row_bits) - 1))
         entry = entries[row, bucket]
         out[index] = first + (center >> row_bits) + values[row, bucket, np.uint64(word >= entry)]

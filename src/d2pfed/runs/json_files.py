@@ -10,6 +10,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 
 from d2pfed.errors import ConfigError, DamagedFile
 
+_hints = cache(get_type_hints)
 _LARGEST = 1 << 53  # up to here a float holds every whole number
 
 Value = TypeVar("Value")
@@ -17,7 +18,11 @@ Value = TypeVar("Value")
 
 def to_json(value: object) -> str:
     """Return a dataclass as one line of JSON; numbers that are not finite are written as Python reads them."""
-    return json.dumps(_plain(value))
+    return json.dumps(value, default=_fields)
+
+
+def _fields(value: Any) -> dict[str, object]:  # noqa: ANN401 - whatever JSON does not know
+    return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
 
 
 def from_json(kind: type[Value], text: str, where: str) -> Value:
@@ -68,19 +73,6 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _plain(value: object) -> object:
-    match value:
-        case Enum():
-            return value.value
-        case tuple():
-            return [_plain(item) for item in value]
-        case dict():
-            return {name: _plain(item) for name, item in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
-    return value
-
-
 def _build(hint: Any, plain: Any, where: str) -> object:  # noqa: ANN401 - JSON and type hints have no types
     if get_origin(hint) in (Union, UnionType):
         inner = [option for option in get_args(hint) if option is not NoneType]
@@ -123,8 +115,3 @@ def _build_fields(kind: Any, plain: Any, where: str) -> object:  # noqa: ANN401 
 def _require(holds: bool, where: str, rule: str, value: object) -> None:  # noqa: FBT001 - a condition, not a mode
     if not holds:
         raise DamagedFile(f"{where} is damaged: it must be {rule}, got {str(value)[:40]}")
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)

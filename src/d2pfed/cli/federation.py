@@ -1,0 +1,263 @@
+"""`d2pfed client` and `d2pfed roster`: a client's own directory, and the list that an authority signs."""
+
+import math
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from d2pfed.accounting import Unit, round_up
+from d2pfed.cli.options import AsJson, SectionedCommand, application
+from d2pfed.cli.show import delta_as_given, out, print_json
+from d2pfed.deploy.account import ALL, RUNS, ClientSpending, carried_over, charged
+from d2pfed.deploy.config import (
+    decode_public,
+    init_client,
+    make_secret,
+    read_client_config,
+    read_secret,
+    require_identity,
+)
+from d2pfed.deploy.rosters import (
+    DEPTH,
+    DrawCommitment,
+    accept_roster,
+    make_draws,
+    next_roster,
+    read_own_roster,
+    shown_positions,
+)
+from d2pfed.deploy.state import AcceptedRuns
+from d2pfed.errors import ConfigError, PeerError
+from d2pfed.ledger.client_log import Entry
+from d2pfed.ledger.files import create_file
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.plan import Plan, decode_plan
+from d2pfed.runs.json_files import read_text
+from d2pfed.secagg import decode_roster, encode_roster
+from d2pfed.secagg.crypto import signing_public
+from d2pfed.secagg.roster import LIFETIME_DAYS
+
+client_app = application("Set up and maintain a client of a federation.")
+roster_app = application("Sign and check the list of a federation's clients.")
+
+ClientDirectory = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The client's directory.")]
+KeyFile = Annotated[Path, typer.Argument(metavar="KEY", help="The authority's private key.")]
+RosterFile = Annotated[Path, typer.Argument(metavar="ROSTER", help="The roster.")]
+
+
+@client_app.command("init", cls=SectionedCommand)
+def init(
+    directory: ClientDirectory,
+    identity: Annotated[
+        int, typer.Argument(metavar="ID", help="The client's identity, unique in the federation.")
+    ],
+    authority: Annotated[str, typer.Argument(help="The authority's public key.")],
+    anchor: Annotated[
+        Path | None, typer.Option(help="Directory for the head of the log, outside of DIRECTORY.")
+    ] = None,
+    epsilon: Annotated[
+        float, typer.Option(help="The client's budget against server and colluders, over all runs.")
+    ] = 10.0,
+    *,
+    unit: Annotated[
+        Unit, typer.Option(help="What a plan must protect: all that this client holds, or single records of it.")
+    ] = Unit.CLIENT,
+) -> None:
+    """Make a client's directory, key and log, and print ID=PUBLIC for the authority; overwrites nothing."""
+    public = init_client(directory, identity, decode_public(authority), anchor, epsilon, unit=unit)
+    print(f"{identity}={public.hex()}")
+
+
+@client_app.command("enrol", cls=SectionedCommand)
+def enrol(
+    directory: ClientDirectory,
+    roster: Annotated[Path, typer.Argument(help="The signed roster.")],
+) -> None:
+    """Accept a roster from a file; one also comes with each run, and is checked in the same way."""
+    accepted = accept_roster(read_client_config(directory), roster.read_bytes())[0].roster
+    print(f"roster {accepted.serial} with {len(accepted.keys)} clients, good until {_day(accepted.expires)}")
+
+
+@client_app.command("adopt", cls=SectionedCommand)
+def adopt(
+    directory: ClientDirectory,
+    carried: Annotated[
+        str, typer.Option(help="What counts as spent in addition to the log: all or nothing.")
+    ] = "",
+    run: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=FILE: a run since the backup, charged for the whole plan in FILE; may be repeated."
+        ),
+    ] = None,
+    why: Annotated[str, typer.Option(help="Reason, for the log.")] = "",
+) -> None:
+    """Declare what a log that was lost, rolled back or restored does not know, and go on with it.
+
+    Without --carried or --run all of the budget counts as spent: nobody knows what the missing rows were. A plan comes
+    from a file of yours (plan.json of the run's directory): a server may have announced another under the same name.
+    """
+    if carried and run:
+        raise ConfigError(f"--carried {carried} and --run exclude each other")
+    config = read_client_config(directory)
+    runs: dict[str, Plan] = {}
+    for name, is_named, file in (each.partition("=") for each in run or ()):
+        if not (name and is_named and file):
+            raise ConfigError(f"a run must be given with its plan, NAME=FILE, got {name}")
+        runs[name] = decode_plan(read_text(Path(file)))
+    history = config.log.adopt({**carried_over(carried or (RUNS if runs else ALL), runs), "why": why})
+    print(f"position {history.head.seq}, carried over: {history.rows[-1].body['carried']}")
+    for name, plan in runs.items():
+        spent = ClientSpending((charged(plan, name, 0, 0),) * plan.max_participations, is_all_spent=False)
+        print(
+            f"run {name}: epsilon {round_up(spent.epsilon(config.budget.delta), 4)}, plan {plan.digest.hex()[:16]}"
+        )
+
+
+@client_app.command("show", cls=SectionedCommand)
+def show_client(directory: ClientDirectory, json: AsJson = False) -> None:
+    """Print what this client has spent, how far its log is, and what would notice if it were rolled back."""
+    config = read_client_config(directory)
+    history = config.log.read()
+    spending = ClientSpending.of(history)
+    roster, spent = read_own_roster(config), spending.epsilon(config.budget.delta)
+    found = {
+        "client": config.client,
+        "position": history.head.seq,
+        "attempts": len(history.bodies(Entry.BEGUN)),
+        "vectors": len(spending.releases),
+        "epsilon": spent,
+        "budget": config.budget.epsilon,
+        "delta": config.budget.delta,
+        "declarations": [dict(body) for body in history.bodies(Entry.DECLARATION)],
+        "anchor": str(config.anchor),
+        "roster": None
+        if roster is None
+        else {"serial": roster.serial, "issued": roster.issued, "expires": roster.expires},
+    }
+    if json:
+        print_json(found)
+        return
+    out().print(
+        f"Client {config.client}: {len(spending.releases)} vectors sent, epsilon {round_up(spent, 4)} of "
+        f"{round_up(config.budget.epsilon, 6)} counted. The budget holds, at delta "
+        f"{delta_as_given(config.budget.delta)} against the server and the colluders that each plan allows for, over "
+        "all runs; what was counted so far is no guarantee by itself."
+    )
+    for body in history.bodies(Entry.DECLARATION):
+        why = f" ({body['why']})" if body.get("why") else ""
+        out().print(f"This rests on a declaration of {_day(body['time'])}{why}: carried over {body['carried']}.")
+    out().print(
+        f"Peers and server learn how many attempts this client has begun: {found['attempts']} so far, "
+        f"position {history.head.seq}."
+    )
+    met = " that meet it again"
+    if begun := history.bodies(Entry.BEGUN):
+        with suppress(PeerError):  # the run's file is lost or damaged
+            sampling = decode_plan(AcceptedRuns(directory).terms(str(begun[-1]["run"])).plan).sampling
+            size, population = sampling.cohort_size, sampling.population
+            missed = 0.0 if size == population else math.exp(-(size**2) / population)
+            met = f" (a lost attempt stays unnoticed by them with chance about {missed:.2g})"
+    dated = (
+        "no roster yet"
+        if roster is None
+        else f"roster of {_day(roster.issued)}, good until {_day(roster.expires)}"
+    )
+    out().print(
+        f"A rolled-back client is noticed by: anchor ({config.anchor}), server, peers{met}, {dated}. "
+        "Directory and anchor restored together are noticed by the others only."
+    )
+
+
+@roster_app.command("authority", cls=SectionedCommand)
+def authority(file: KeyFile) -> None:
+    """Make the authority's key and print its public half, which everyone needs."""
+    print(make_secret(file).hex())
+
+
+@roster_app.command("draws", cls=SectionedCommand)
+def draws(
+    file: Annotated[Path, typer.Argument(help="Where the server keeps its secret tree of draws.")],
+    depth: Annotated[int, typer.Option(help="2^depth draws serve all runs under one roster.")] = DEPTH,
+) -> None:
+    """Make the draws of the next roster, on the server, and print DEPTH:ROOT for the authority."""
+    print(make_draws(file, depth).encode())
+
+
+@roster_app.command("sign", cls=SectionedCommand)
+def sign(  # noqa: PLR0917 - typer declares options as parameters
+    key: KeyFile,
+    file: RosterFile,
+    clients: Annotated[
+        list[str] | None, typer.Argument(metavar="ID=PUBLIC...", help="What new clients printed.")
+    ] = None,
+    draws: Annotated[
+        str, typer.Option(metavar="DEPTH:ROOT", help="What the server printed for this roster.")
+    ] = "",
+    previous: Annotated[
+        Path | None, typer.Option(help="The roster before: its clients stay, its floors only rise.")
+    ] = None,
+    remove: Annotated[list[int] | None, typer.Option(help="A client to remove; may be repeated.")] = None,
+    positions: Annotated[list[Path] | None, typer.Option(help="Positions that a server has seen: floors.")] = None,
+    days: Annotated[int, typer.Option(help="Days until the roster expires.")] = LIFETIME_DAYS,
+    deep: Annotated[bool, typer.Option("--deep", help="Allow more than 2^16 draws.")] = False,
+) -> None:
+    """Sign the next roster; its nonce is drawn here and now, after the server's draws are known."""
+    secret = read_secret(key)
+    public = signing_public(secret)
+    before = None if previous is None else decode_roster(previous.read_bytes(), public)
+    taken = ConfigError(f"{file} is there already: a signed roster is not overwritten")
+    if file.exists() or file.is_symlink():
+        raise taken
+    added = {}
+    for text in clients or ():
+        number, _, key_text = text.partition("=")
+        if not number.isascii() or not number.isdigit() or len(number) > 20:
+            raise ConfigError(f"a client is ID=PUBLIC, as `d2pfed client init` prints it, got {text[:80]!r}")
+        require_identity(int(number))
+        added[int(number)] = decode_public(key_text)
+    signed = next_roster(
+        public,
+        before,
+        added=added,
+        removed=frozenset(remove or ()),
+        shown=shown_positions(before, positions or ()),
+        draws=DrawCommitment.decode(draws) if draws else None,
+        most_depth=20 if deep else 16,
+        days=days,
+        now=int(time.time()),
+        entropy=Entropy.system().require_system(),
+    )
+    try:
+        create_file(file, encode_roster(signed, secret), mode=0o644)
+    except FileExistsError:
+        raise taken from None
+    print(f"roster {signed.serial} with {len(signed.keys)} clients in {file}, good until {_day(signed.expires)}")
+
+
+@roster_app.command("show", cls=SectionedCommand)
+def show_roster(
+    file: RosterFile,
+    authority_key: Annotated[str, typer.Argument(metavar="AUTHORITY", help="The authority's public key.")],
+    json: AsJson = False,
+) -> None:
+    """Check a roster's signature and print its content."""
+    found = decode_roster(file.read_bytes(), decode_public(authority_key))
+    if json:
+        keys = {str(client): found.keys[client].hex() for client in found.clients}
+        facts = {"serial": found.serial, "issued": found.issued, "expires": found.expires, "depth": found.depth}
+        print_json({**facts, "digest": found.digest, "keys": keys})
+        return
+    verified = "cohorts are not verified" if found.depth is None else f"{1 << found.depth} verified draws"
+    out().print(
+        f"Roster {found.serial} of {_day(found.issued)}, good until {_day(found.expires)}: {len(found.keys)} clients, "
+        f"{verified}."
+    )
+
+
+def _day(seconds: object) -> str:
+    return datetime.fromtimestamp(int(str(seconds)), UTC).date().isoformat()

@@ -1,0 +1,144 @@
+"""A model is sent to a node once; a wrong one is refused, and one that was lost is sent again."""
+
+import shutil
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
+
+from flwr.app import Error, Message
+
+from d2pfed.deploy import transport
+from d2pfed.deploy.requests import MISSING, Blob, ExchangeRequest, MissingBlob, RequestKind
+from d2pfed.deploy.state import MAX_BLOBS, Blobs
+from d2pfed.deploy.transport import Answer, ClientExchange, Deadlines, Pace, Transport
+from d2pfed.errors import PeerError
+from d2pfed.flower.grid import from_record
+from d2pfed.ledger import RowKind, read_rows
+from d2pfed.secagg.wire import MessageKind, frame
+from support.enrolled_clients import directory_of, enrol, make_plan
+from support.local_grid import make_grid, make_strategy, start
+
+
+def blob_of(data):
+    return Blob(data, sha256(data).digest())
+
+
+MODEL = blob_of(b"a model" * 100)
+FRAME = frame(MessageKind.MASK_REQUEST, bytes(32), 0, b"shares", MODEL.data)
+REQUEST = ExchangeRequest(FRAME, 1.0, 2.0)
+
+
+def test_a_blob_that_is_known_is_referred_to_and_the_frame_is_whole_again(tmp_path):
+    first, second = REQUEST.encode(MODEL), REQUEST.encode(MODEL, is_known=True)
+    assert len(first) - len(second) == len(MODEL.data)
+    with pytest.raises(MissingBlob):
+        ExchangeRequest.decode(second, Blobs(tmp_path))
+    assert ExchangeRequest.decode(first, Blobs(tmp_path)) == REQUEST
+    assert ExchangeRequest.decode(second, Blobs(tmp_path)) == REQUEST
+
+
+def test_a_wrong_blob_is_refused_and_not_kept(tmp_path):
+    other = Blob(b"z" * len(MODEL.data), MODEL.digest)
+    sent = ExchangeRequest(FRAME.replace(MODEL.data, other.data), 1.0, 2.0).encode(other)
+    with pytest.raises(PeerError, match="a blob must have the digest that it is sent under"):
+        ExchangeRequest.decode(sent, Blobs(tmp_path))
+    assert not (tmp_path / "blobs").exists()
+    for size in (b"\xff" * 8, bytes(8)):
+        sent = REQUEST.encode(MODEL)
+        with pytest.raises(PeerError, match="a blob must have the digest"):
+            ExchangeRequest.decode(sent[:49] + size + sent[57:], Blobs(tmp_path))
+    with pytest.raises(PeerError, match="a request is whole, brings a blob or refers to one, got 9"):
+        ExchangeRequest.decode(sent[:16] + b"\x09" + sent[17:])
+
+
+def test_a_damaged_blob_is_missing_and_the_latest_are_kept(tmp_path):
+    blobs, known = Blobs(tmp_path), REQUEST.encode(MODEL, is_known=True)
+    blobs.keep(MODEL.digest, MODEL.data)
+    (tmp_path / "blobs" / MODEL.digest.hex()).write_bytes(b"damage")
+    with pytest.raises(MissingBlob):
+        ExchangeRequest.decode(known, blobs)
+    for number in range(MAX_BLOBS + 2):
+        later = blob_of(bytes([number]))
+        blobs.keep(later.digest, later.data)
+    assert len(list((tmp_path / "blobs").glob("?" * 64))) == MAX_BLOBS
+    assert blobs.find(later.digest) == later.data
+
+
+def test_a_blob_that_cannot_be_kept_stops_nothing(tmp_path, caplog):
+    (tmp_path / "blobs").write_text("in the way")
+    assert ExchangeRequest.decode(REQUEST.encode(MODEL), Blobs(tmp_path)) == REQUEST
+    assert "a model is not kept" in caplog.text
+
+
+@dataclass
+class Node:
+    """A node that answers each request, and says so where it lacks the blob."""
+
+    blobs: Blobs
+    sent: list[bytes] = field(default_factory=list)
+
+    def nodes(self):
+        return {100}
+
+    def push(self, _kind, data, _node, _name, _seconds):
+        self.sent.append(data)
+        return str(len(self.sent) - 1)
+
+    def pull(self, requests):
+        for request in list(requests):
+            try:
+                answer = ExchangeRequest.decode(self.sent[int(request)], self.blobs).frame[:9]
+            except MissingBlob:
+                answer = MISSING
+            yield Answer(request, 100, RequestKind.EXCHANGE, answer)
+
+
+def test_a_node_is_sent_a_blob_once_and_again_when_it_has_lost_it(tmp_path):
+    node = Node(Blobs(tmp_path))
+    exchange = ClientExchange(Transport(node, Pace(0.001)), {7: 100}, Deadlines(), lambda _kind: None, 1, MODEL)
+    for _ in range(2):
+        assert list(exchange({7: FRAME})) == [(7, FRAME[:9])]
+    shutil.rmtree(tmp_path / "blobs")
+    assert list(exchange({7: FRAME})) == [(7, FRAME[:9])]
+    assert [len(data) > len(MODEL.data) for data in node.sent] == [True, False, False, True]
+    whole, part = len(FRAME), len(FRAME) - len(MODEL.data)
+    assert [each.sent_bytes for each in exchange.stats] == [whole, part, part + whole]
+
+
+def test_a_node_that_lacks_what_it_was_sent_is_not_sent_it_for_ever(tmp_path):
+    node = Node(Blobs(tmp_path))
+    node.pull = lambda requests: [Answer(each, 100, RequestKind.EXCHANGE, MISSING) for each in list(requests)]
+    exchange = ClientExchange(Transport(node, Pace(0.001)), {7: 100}, Deadlines(), lambda _kind: None, 1, MODEL)
+    for _ in range(2):
+        assert list(exchange({7: FRAME})) == [(7, MISSING)]
+    assert len(node.sent) <= 4
+
+
+def test_a_second_attempt_refers_to_its_model_and_recovers_a_lost_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(transport, "_SMALLEST_BLOB", 1)
+    plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
+    lost, answers = [], []
+
+    def coming(client, reply):
+        kind, data = from_record(grid.sent[-1].content)
+        if kind is not RequestKind.EXCHANGE or data[16] == 0 or reply.has_error():  # without a blob
+            return reply
+        answers.append((client, data[16], from_record(reply.content)[1] == MISSING))
+        if client > 1 and client not in lost:
+            lost.append(client)
+            if len(lost) == 3:
+                shutil.rmtree(directory_of(tmp_path, 0) / "blobs")
+            return Message(Error(code=0, reason="lost"), reply_to=grid.sent[-1])
+        return reply
+
+    grid.coming = coming
+    start(make_strategy(plan, tmp_path, roster), grid)
+    rows = read_rows(tmp_path / "run" / "ledger.sqlite")
+    assert [row.release.participants for row in rows if row.kind is RowKind.COMMIT] == [(0, 1, 2, 3, 4)]
+    second = answers[5:]
+    assert (0, 2, True) in second
+    assert (0, 1, False) in second
+    assert [each for each in second if each[0] in (1, 2)] == [(1, 2, False), (2, 1, False)]
