@@ -13,6 +13,7 @@ from d2pfed.errors import TooFewClients
 from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.secagg import Consistency, Delivery, Session
 from support.federation import PHASES, Federation, Loss, expected_sum, make_session, run_round
+from support.lattice_sessions import run_lattice
 from support.sessions import run_session, run_standing
 from test_secagg_damage import damage
 
@@ -137,12 +138,21 @@ def sessions(count: int, first: int = 0) -> str:
     return f"{total:,} random sessions against the true sum ({counts}): 0 wrong"
 
 
+def lattice(count: int, first: int = 0) -> str:
+    """Run so many random sessions of the lattice protocol and say what was counted."""
+    outcomes = Counter(run_lattice(first + number) for number in range(count))
+    counts = f"{outcomes['sum']:,} exact sums, {outcomes['void']:,} void"
+    return f"{count:,} random sessions of the lattice protocol against the true sum: {counts}, 0 wrong"
+
+
 def main(name: str, size: int, seed: str) -> None:
-    """Run a campaign: `dropouts` by cohort size, `damage` and `sessions` by their number; print what was counted."""
+    """Run a campaign: `dropouts` by cohort size, the others by their number of cases; print what was counted."""
     first = Stream(digest("sessions", seed)).below(1 << 62)
     campaigns = {"dropouts": lambda: dropouts(size, 1), "damage": lambda: damage(size)}
-    counted = (campaigns | {"sessions": lambda: sessions(size, first)})[name]()
-    title = {"dropouts": "dropout matrix", "damage": "damaged messages", "sessions": "random sessions"}[name]
+    campaigns |= {"sessions": lambda: sessions(size, first), "lattice": lambda: lattice(size, first)}
+    counted = campaigns[name]()
+    titles = {"dropouts": "dropout matrix", "damage": "damaged messages", "sessions": "random sessions"}
+    title = (titles | {"lattice": "random lattice sessions"})[name]
     command = f"scripts/campaign secagg-{name} {size} --seed {seed}"
     print(json.dumps({"campaign": title, "command": command, "result": counted, "failed": 0}))
 

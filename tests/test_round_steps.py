@@ -32,7 +32,7 @@ from d2pfed.round.participant import Batch, Batches, require_clip, require_fixed
 from d2pfed.round.session import delivery_of, rotation_seed, sketch_of
 from d2pfed.round.standing import StandingMemory, StandingRun, StandingSteps, can_stand, epoch_of
 from d2pfed.secagg import Delivery, Sum
-from d2pfed.secagg.pairwise.session import NO_ROSTER
+from d2pfed.secagg.roster import NO_ROSTER
 from support.rosters import roster_of
 from support.simulations import NO_MODEL
 

@@ -8,7 +8,7 @@ from d2pfed.numerics.randomness import digest
 from d2pfed.plan import Plan
 from d2pfed.secagg import Delivery, Roster, Session, standing
 from d2pfed.secagg.pairwise.graph import Consistency
-from d2pfed.secagg.pairwise.session import NO_ROSTER
+from d2pfed.secagg.roster import NO_ROSTER
 
 
 @dataclass(frozen=True, slots=True)

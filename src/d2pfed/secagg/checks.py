@@ -11,7 +11,7 @@ import numpy as np
 from d2pfed.errors import ConfigError, PeerError, RolledBack
 from d2pfed.numerics.ring import Ring, RingVector
 from d2pfed.secagg import crypto
-from d2pfed.secagg.roster import Enrolment, History, Position, Roster, verify_position
+from d2pfed.secagg.roster import NO_ROSTER, Enrolment, History, Position, Roster, verify_position
 from d2pfed.secagg.wire import BINDING_BYTES, COUNTER_LIMIT, ID_LIMIT, Bound, ClientId, Subset, pack_text
 
 
@@ -38,6 +38,20 @@ def check_named(
     )
 
 
+def enrolled(
+    roster_digest: bytes, client: ClientId, enrolment: Enrolment | None, history: History | None
+) -> tuple[Enrolment, History] | None:
+    """Return what a client needs in a signed session, of this roster; None where nobody signs."""
+    if roster_digest == NO_ROSTER:
+        return None
+    if enrolment is None or history is None:
+        raise ConfigError("a signed session needs an enrolment and a history, got none")
+    enrolment.require_self(client)
+    if enrolment.roster.digest != roster_digest:
+        raise ConfigError("a signed session belongs to the roster of its clients, got another one")
+    return enrolment, history
+
+
 def require_agreed(invited: tuple[object, ...], agreed: tuple[object, ...]) -> None:
     """Refuse an invitation to another session or epoch than the one that follows from this client's own plan.
 
@@ -54,11 +68,7 @@ def require_in_chain(
 
     A position without its owner's signature is ignored, or anyone could lock the client out.
     """
-    if claim is None:
-        return
-    try:
-        verify_position(claim, enrolment.roster.key(client), enrolment.roster.authority, client)
-    except PeerError:
+    if claim is None or not is_own(enrolment.roster, client, claim):
         return
     if not history.contains(claim.count, claim.head):
         raise RolledBack(
@@ -66,6 +76,32 @@ def require_in_chain(
             f"from an older state, or has a twin",
             claim.count,
             claim.head,
+        )
+
+
+def is_own(roster: Roster, client: ClientId, position: Position) -> bool:
+    """Say whether a client has signed a position as its own."""
+    try:
+        verify_position(position, roster.key(client), roster.authority, client)
+    except PeerError:
+        return False
+    return True
+
+
+def require_later_position(client: ClientId, position: Position, remembered: Position | None) -> None:
+    """Refuse a client that shows no later position than before: no peer that has met it goes on beside it."""
+    if remembered is not None and position.count <= remembered.count:
+        raise PeerError(
+            f"client {client} is left out: it shows row {position.count} of its log and was met at row "
+            f"{remembered.count}, so it was restored from an older state, or has a twin"
+        )
+
+
+def require_current_claim(client: ClientId, claim: Position, shown: Position | None) -> None:
+    """Refuse a claim that a client was met at an earlier row than it shows, or that did not come: it proves nothing."""
+    if shown is None or claim.count < shown.count:
+        raise PeerError(
+            f"a claim about client {client} must be of a row that it does not go beyond, got {claim.count}"
         )
 
 

@@ -14,6 +14,7 @@ DAY_SECONDS = 86_400
 LIFETIME_DAYS = 30
 MOST_LIFETIME_DAYS = 90
 NONCE_BYTES = 32
+NO_ROSTER = bytes(BINDING_BYTES)  # what stands for a roster's digest where nobody is enrolled
 NO_ROOT = bytes(32)  # where cohorts are not verified
 
 _UNBOUND = bytes(BINDING_BYTES)  # a roster belongs to no session

@@ -32,7 +32,7 @@ HEADER_BYTES = _HEADER.size + _CHECKSUM_BYTES
 
 
 class MessageKind(IntEnum):
-    """What a frame holds; requests are odd, answers even. Kinds 11 to 16 belong to standing keys."""
+    """What a frame holds. Kinds 1 to 10 belong to pair masks, 11 to 16 to standing keys, 17 to 25 to the lattice."""
 
     INVITATION = 1
     KEY_ADVERTISEMENT = 2
@@ -50,6 +50,15 @@ class MessageKind(IntEnum):
     STANDING_READY = 14
     STANDING_REQUEST = 15
     STANDING_MASKED = 16
+    LATTICE_ADVERT = 17
+    LATTICE_REQUEST = 18
+    LATTICE_CONTRIBUTION = 19
+    LATTICE_SURVIVORS = 20
+    LATTICE_SIGNATURE = 21
+    LATTICE_CERTIFICATE = 22
+    LATTICE_OPENING = 23
+    LATTICE_TRACE_REQUEST = 24
+    LATTICE_TRACE = 25
     ROSTER = 32
     SAVED_INVITED = 65
     SAVED_ADVERTISED = 66
@@ -58,6 +67,7 @@ class MessageKind(IntEnum):
     SAVED_CONFIRMED = 69
     SAVED_STANDING_ADVERTISED = 70
     SAVED_STANDING = 71
+    SAVED_LATTICE_MEMBER = 72
 
 
 class Bound(Protocol):
@@ -227,6 +237,11 @@ def pack_ids(ids: Sequence[ClientId]) -> bytes:
 def pack_subset(present: Subset) -> bytes:
     """Return a subset as `Reader.subset` reads it."""
     return np.packbits(present, bitorder="little").tobytes()
+
+
+def pack_ranked(size: int, records: Mapping[int, bytes]) -> bytes:
+    """Return which of so many ranks have a record, as a subset, and then the records in order."""
+    return b"".join((pack_subset(subset_of(size, records)), *(records[rank] for rank in sorted(records))))
 
 
 def rank_of(session: Bound, client: ClientId) -> int:

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Protocol
 
 from d2pfed.errors import PeerError
 from d2pfed.numerics.ring import RingVector
-from d2pfed.secagg import wire
-from d2pfed.secagg.checks import require_context
+from d2pfed.secagg import checks, wire
 from d2pfed.secagg.crypto import PUBLIC_BYTES, SIGNATURE_BYTES, TAG_BYTES
 from d2pfed.secagg.draws import NODE_BYTES, SEED_BYTES, Opening
 from d2pfed.secagg.pairwise.keys import (
@@ -20,7 +21,7 @@ from d2pfed.secagg.pairwise.keys import (
 from d2pfed.secagg.pairwise.session import Delivery, Session
 from d2pfed.secagg.roster import NO_POSITION, POSITION_BYTES, Position, read_remembered
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
-from d2pfed.secagg.wire import CONTEXT_BYTES, HEADER_BYTES, ClientId, MessageKind, Reader, Subset
+from d2pfed.secagg.wire import CONTEXT_BYTES, HEADER_BYTES, Bound, ClientId, MessageKind, Reader, Subset
 
 HASH_BYTES = 32
 
@@ -52,6 +53,33 @@ class MaskRequest:
     model: bytes
 
 
+class Attempt(Bound, Protocol):
+    """A session of any protocol: what an invitation names, with its digest and its cohort."""
+
+    @property
+    def run(self) -> str:
+        """The name of the run."""
+
+    @property
+    def round(self) -> int:
+        """The round."""
+
+    @property
+    def attempt(self) -> int:
+        """The attempt at it."""
+
+    @property
+    def draw(self) -> int:
+        """Which draw gave the cohort."""
+
+    @property
+    def block(self) -> int:
+        """Which part of the draw."""
+
+
+_named = attrgetter("run", "round", "attempt", "draw", "block")  # of a session and of an invitation
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
     """The first request, read before there is a session: who is asked to take part in which sum.
@@ -74,18 +102,28 @@ class Invitation:
     opening: Opening | None
     cohort: tuple[ClientId, ...] | None
 
+    def require_agreed(self, session: Attempt, client: ClientId) -> None:
+        """Refuse an invitation to another session than the one that this client has built itself."""
+        agreed = client, session.digest, *_named(session)
+        checks.require_agreed((self.client, self.binding, *_named(self)), agreed)
+        if self.cohort is not None:
+            checks.require_agreed(self.cohort, session.cohort)
+
 
 def encode_invitation(
-    session: Session, rank: int, opening: Opening | None = None, remembered: Position | None = None
+    session: Attempt, rank: int, opening: Opening | None = None, remembered: Position | None = None
 ) -> bytes:
     """Ask a client to take part."""
-    counters = (
-        wire.pack_integer(each, 4) for each in (session.round, session.attempt, session.draw, session.block)
-    )
+    return wire.message(session, MessageKind.INVITATION, rank, pack_invitation(session, opening, remembered))
+
+
+def pack_invitation(session: Attempt, opening: Opening | None, remembered: Position | None) -> bytes:
+    """Return the body of an invitation."""
+    run, *counters = _named(session)
+    numbers = (wire.pack_integer(each, 4) for each in counters)
     cohort = wire.pack_ids(session.cohort) if opening is None else opening.seed + b"".join(opening.path)
     position = NO_POSITION if remembered is None else remembered.pack()
-    fields = wire.pack_text(session.run), *counters, position, cohort
-    return wire.message(session, MessageKind.INVITATION, rank, *fields)
+    return b"".join((wire.pack_text(run), *numbers, position, cohort))
 
 
 def decode_invitation(data: bytes, depth: int | None) -> Invitation:
@@ -95,20 +133,25 @@ def decode_invitation(data: bytes, depth: int | None) -> Invitation:
     """
     reader, client, binding = wire.unframe_unbound(data, MessageKind.INVITATION)
     with reader:
-        invited = Invitation(
-            client=client,
-            binding=binding,
-            run=reader.text(),
-            round=reader.integer(4),
-            attempt=reader.integer(4),
-            draw=reader.integer(4),
-            block=reader.integer(4),
-            remembered=read_remembered(reader),
-            opening=None
-            if depth is None
-            else Opening(reader.take(SEED_BYTES), tuple(reader.take(NODE_BYTES) for _ in range(depth))),
-            cohort=reader.ids() if depth is None else None,
-        )
+        return read_invitation(reader, client, binding, depth)
+
+
+def read_invitation(reader: Reader, client: ClientId, binding: bytes, depth: int | None) -> Invitation:
+    """Read the body of an invitation, as `pack_invitation` returns it."""
+    invited = Invitation(
+        client=client,
+        binding=binding,
+        run=reader.text(),
+        round=reader.integer(4),
+        attempt=reader.integer(4),
+        draw=reader.integer(4),
+        block=reader.integer(4),
+        remembered=read_remembered(reader),
+        opening=None
+        if depth is None
+        else Opening(reader.take(SEED_BYTES), tuple(reader.take(NODE_BYTES) for _ in range(depth))),
+        cohort=reader.ids() if depth is None else None,
+    )
     if not invited.run or (invited.cohort is not None and client not in invited.cohort):
         raise PeerError("an invitation must name a run and invite a client of its cohort")
     return invited
@@ -173,16 +216,15 @@ def decode_mask_request(joined: JoinedClients, rank: int, data: bytes) -> MaskRe
 def decode_masked_vector(session: Session, rank: int, context: bytes, data: bytes) -> tuple[bytes, RingVector]:
     """Read the hash of the group seed, empty unless `everyone` delivers, and the vector masked in this context."""
     with wire.opened(session, MessageKind.MASKED_VECTOR, rank, data) as reader:
-        require_context(reader.take(CONTEXT_BYTES), context)
+        checks.require_context(reader.take(CONTEXT_BYTES), context)
         group = reader.take(HASH_BYTES if session.delivery is Delivery.EVERYONE else 0)
         return group, reader.vector(session.ring, session.dimension)
 
 
 def encode_signatures(session: Session, rank: int, signatures: Mapping[int, bytes]) -> bytes:
     """Ask a client to unmask what it signed, with the signatures of others, in order of rank."""
-    signers = wire.pack_subset(wire.subset_of(len(session.cohort), signatures))
-    ordered = (signatures[signer] for signer in sorted(signatures))
-    return wire.message(session, MessageKind.UNMASK_REQUEST, rank, signers, *ordered)
+    packed = wire.pack_ranked(len(session.cohort), signatures)
+    return wire.message(session, MessageKind.UNMASK_REQUEST, rank, packed)
 
 
 def decode_signatures(session: Session, rank: int, data: bytes) -> dict[int, bytes]:

@@ -23,9 +23,8 @@ reveals both secrets of another client: a phase that still holds shares has one 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from operator import attrgetter
 
-from d2pfed.errors import ConfigError, PeerError
+from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg import checks, crypto, shamir
@@ -38,8 +37,6 @@ from d2pfed.secagg.wire import ClientId, MessageKind, Subset, message, opened, s
 
 # From the bytes of task and model and, under Delivery.EVERYONE, the group seed, to the vector to be summed.
 Contribute = Callable[[bytes, bytes, bytes | None], RingVector]
-
-_named = attrgetter("run", "round", "attempt", "draw", "block")  # of a session and of an invitation
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +57,8 @@ class ClientSession:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "client", self.session.cohort[self.rank])
-        object.__setattr__(self, "signed", None)
-        if self.session.is_signed:
-            if self.enrolment is None or self.history is None:
-                raise ConfigError("signed consistency needs an enrolment and a history, got none")
-            self.enrolment.require_self(self.client)
-            if self.enrolment.roster.digest != self.session.roster_digest:
-                raise ConfigError("a signed session belongs to the roster of its clients, got another one")
-            object.__setattr__(self, "signed", (self.enrolment, self.history))
+        signed = checks.enrolled(self.session.roster_digest, self.client, self.enrolment, self.history)
+        object.__setattr__(self, "signed", signed)
 
     def sign(self, statement: bytes) -> bytes:
         """Return this client's signature, empty where nothing is signed."""
@@ -100,10 +91,7 @@ class Invited:
         session = local.session
         depth = None if local.enrolment is None else local.enrolment.roster.depth
         invited = messages.decode_invitation(data, depth)
-        agreed = local.client, session.digest, *_named(session)
-        checks.require_agreed((invited.client, invited.binding, *_named(invited)), agreed)
-        if invited.cohort is not None:
-            checks.require_agreed(invited.cohort, session.cohort)
+        invited.require_agreed(session, local.client)
         if local.signed is not None:
             checks.require_in_chain(*local.signed, local.client, invited.remembered, "the server")
         fresh = self.entropy.child("d2pfed client", session.digest, local.client)

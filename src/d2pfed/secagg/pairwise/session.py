@@ -9,9 +9,8 @@ from d2pfed.numerics.ring import Ring
 from d2pfed.secagg.checks import check_named, check_rules
 from d2pfed.secagg.pairwise import graph as graphs
 from d2pfed.secagg.pairwise.graph import Consistency, Graph, make_graph
-from d2pfed.secagg.wire import BINDING_BYTES, COUNTER_LIMIT, ClientId, names_of, pack_ids, rank_of
-
-NO_ROSTER = bytes(BINDING_BYTES)  # what stands for a roster's digest where nobody is enrolled
+from d2pfed.secagg.roster import NO_ROSTER
+from d2pfed.secagg.wire import COUNTER_LIMIT, ClientId, names_of, pack_ids, rank_of
 
 
 class Delivery(Enum):

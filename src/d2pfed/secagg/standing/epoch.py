@@ -14,8 +14,7 @@ from d2pfed.numerics.randomness import derive, digest
 from d2pfed.numerics.ring import Ring
 from d2pfed.secagg import crypto, wire
 from d2pfed.secagg.checks import check_named, check_rules
-from d2pfed.secagg.pairwise.session import NO_ROSTER
-from d2pfed.secagg.roster import NO_POSITION, POSITION_BYTES, Position, read_remembered, unpack_position
+from d2pfed.secagg.roster import NO_POSITION, NO_ROSTER, POSITION_BYTES, Position, read_remembered, unpack_position
 from d2pfed.secagg.wire import BINDING_BYTES, COUNTER_LIMIT, ClientId, MessageKind, Reader, Subset
 
 FEWEST_SILOS, MOST_SILOS = 3, 128
@@ -260,9 +259,8 @@ def read_advert(reader: Reader) -> Advert:
 
 def encode_adverts(epoch: Epoch, rank: int, adverts: Mapping[int, Advert]) -> bytes:
     """Tell a silo who joined, with all adverts by rank."""
-    joined = wire.pack_subset(wire.subset_of(len(epoch.cohort), adverts))
-    packed = (adverts[other].pack() for other in sorted(adverts))
-    return wire.message(epoch, MessageKind.STANDING_ADVERTS, rank, joined, *packed)
+    packed = wire.pack_ranked(len(epoch.cohort), {other: advert.pack() for other, advert in adverts.items()})
+    return wire.message(epoch, MessageKind.STANDING_ADVERTS, rank, packed)
 
 
 def decode_adverts(epoch: Epoch, rank: int, data: bytes) -> dict[int, Advert]:
@@ -273,9 +271,8 @@ def decode_adverts(epoch: Epoch, rank: int, data: bytes) -> dict[int, Advert]:
 
 def encode_claims(epoch: Epoch, rank: int, claims: Mapping[int, Position]) -> bytes:
     """Say that a silo is not ready: it has met these others, by rank, at positions that are not earlier."""
-    claimed = wire.pack_subset(wire.subset_of(len(epoch.cohort), claims))
-    packed = (claims[other].pack() for other in sorted(claims))
-    return wire.message(epoch, MessageKind.STANDING_READY, rank, _NOT_READY, claimed, *packed)
+    packed = wire.pack_ranked(len(epoch.cohort), {other: claim.pack() for other, claim in claims.items()})
+    return wire.message(epoch, MessageKind.STANDING_READY, rank, _NOT_READY, packed)
 
 
 def decode_ready(epoch: Epoch, rank: int, data: bytes) -> bytes | dict[int, Position]:

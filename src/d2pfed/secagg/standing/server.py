@@ -15,6 +15,7 @@ import numpy as np
 from d2pfed.errors import ConfigError, PeerError, TooFewClients, VoidStep
 from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg import checks, crypto
+from d2pfed.secagg.checks import require_current_claim, require_later_position
 from d2pfed.secagg.roster import Position, Roster, verify_position
 from d2pfed.secagg.standing import epoch as epochs
 from d2pfed.secagg.standing.epoch import Advert, Epoch, Keys, Request, Step
@@ -113,7 +114,8 @@ class Agreeing:
         for other, position in said.items():
             name = epoch.cohort[other]
             verify_position(position, self._roster.key(name), self._roster.authority, name)
-            require_current_claim(name, position, self._adverts.get(other))
+            advert = self._adverts.get(other)
+            require_current_claim(name, position, None if advert is None else advert.position)
             if name not in self.claims or position.count > self.claims[name].count:
                 self.claims[name] = position
 
@@ -159,23 +161,6 @@ class Collecting:
                 self._epoch.names(self._arrived),
             )
         return total
-
-
-def require_later_position(client: ClientId, position: Position, remembered: Position | None) -> None:
-    """Refuse a silo that shows no later position than before: no peer that has met it becomes ready beside it."""
-    if remembered is not None and position.count <= remembered.count:
-        raise PeerError(
-            f"client {client} is left out: it shows row {position.count} of its log and was met at row "
-            f"{remembered.count}, so it was restored from an older state, or has a twin"
-        )
-
-
-def require_current_claim(client: ClientId, claim: Position, advert: Advert | None) -> None:
-    """Refuse a claim that a silo was met at an earlier row than it shows, or that did not come: it proves nothing."""
-    if advert is None or claim.count < advert.position.count:
-        raise PeerError(
-            f"a claim about client {client} must be of a row that it does not go beyond, got {claim.count}"
-        )
 
 
 def _require_enough(epoch: Epoch, present: Subset) -> None:

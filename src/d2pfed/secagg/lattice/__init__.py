@@ -1,0 +1,1 @@
+"""One message per client: vectors behind learning with errors, opened by a committee."""

@@ -1,0 +1,97 @@
+"""What the lattice protocol insists on, beyond the checks that all protocols share.
+
+Tests show what each rule prevents: with that one rule patched away, the attack on it succeeds.
+"""
+
+from collections.abc import Mapping
+
+from d2pfed.errors import ConfigError, PeerError
+from d2pfed.secagg.checks import is_own, require_signed
+from d2pfed.secagg.lattice import session as sessions
+from d2pfed.secagg.lattice.messages import Advert, SignedKey, Survivors
+from d2pfed.secagg.lattice.session import Request, Session
+from d2pfed.secagg.roster import Position, Roster
+
+
+def require_members(session: Session, adverts: Mapping[int, Advert]) -> None:
+    """Refuse to contribute where too few members are there to open anything: the charge would be wasted."""
+    least = max(session.committee.certificate, session.committee.openers)
+    if len(adverts) < least:
+        raise PeerError(f"at least {least} members must be there, got {len(adverts)}")
+
+
+def require_adverts_signed(session: Session, roster: Roster, adverts: Mapping[int, Advert]) -> None:
+    """Refuse keys that their enrolled owners did not sign for this session: the committee could be the server's own."""
+    signed = dict[int, tuple[bytes, bytes]]()
+    for place, advert in adverts.items():
+        member = session.members[place]
+        statement = sessions.advert_statement(session, member, advert.key)
+        signed[session.rank(member)] = statement, advert.signature
+    require_signed(session, roster, signed)
+
+
+def require_model(request: Request, model: bytes) -> None:
+    """Refuse a model that is not the one the request names: another one would be bound into the context."""
+    if sessions.model_digest(model) != request.model_digest:
+        raise PeerError("a model must be the one that the request names")
+
+
+def require_contributions_signed(
+    session: Session, roster: Roster, context: bytes, keys: Mapping[int, SignedKey]
+) -> None:
+    """Refuse keys that their clients did not sign: with keys of its own the server would open one client alone."""
+    signed = dict[int, tuple[bytes, bytes]]()
+    for rank, each in keys.items():
+        bound = context, session.cohort[rank], each.key, each.position
+        signed[rank] = sessions.contribution_statement(session, *bound), each.signature
+    require_signed(session, roster, signed)
+
+
+def require_after_charge(before: Position | None, position: Position | None) -> None:
+    """Refuse to sign a position that its own charge has not moved on: a client put back to before it would pass.
+
+    There is none before, and none after, where nobody is enrolled.
+    """
+    if before is None and position is None:
+        return
+    if before is None or position is None or position.count <= before.count:
+        raise ConfigError("a contribution must be signed with the position after its charge")
+
+
+def not_later(
+    session: Session, roster: Roster, survivors: Survivors, known: Mapping[int, Position]
+) -> dict[int, Position]:
+    """Return the remembered positions, by rank, of those who do not say that they have come further since.
+
+    What its owner did not sign is ignored: a colluder could plant it, and stop every attempt by it.
+    """
+    return {
+        rank: known[rank]
+        for rank, signed in survivors.signed.items()
+        if rank in known
+        and (signed.position is None or signed.position.count <= known[rank].count)
+        and is_own(roster, session.cohort[rank], known[rank])
+    }
+
+
+def require_one_statement(signed: bytes, statement: bytes) -> None:
+    """Refuse a second set of survivors: sums with and without a client would be opened."""
+    if signed not in (b"", statement):
+        raise PeerError("a member signs one set of survivors")
+
+
+def require_certificate(
+    session: Session, roster: Roster, statement: bytes, signatures: Mapping[int, bytes]
+) -> None:
+    """Refuse to open what too few members have signed: two certificates share an honest member, and it signs once."""
+    least = session.committee.certificate
+    if not statement or len(signatures) < least:
+        raise PeerError(f"at least {least} members must have signed, got {len(signatures)}")
+    signers = {session.rank(session.members[place]): signature for place, signature in signatures.items()}
+    require_signed(session, roster, {rank: (statement, signature) for rank, signature in signers.items()})
+
+
+def require_opened(trace: bytes) -> None:
+    """Refuse to trace before anything was opened: a trace says something of every survivor's pads."""
+    if not trace:
+        raise PeerError("a member traces what it has opened")

@@ -1,0 +1,225 @@
+"""A client's half: an ordinary client speaks once, a member of the committee four times.
+
+    exchange     takes                 durable before the answer leaves          answers with
+    -----------  --------------------  ----------------------------------------  --------------------
+    convene      INVITATION            a row: begun; the key, where it is kept   LATTICE_ADVERT       members
+    contribute   LATTICE_REQUEST       a row: the charge, before data            LATTICE_CONTRIBUTION everyone
+    agree        LATTICE_SURVIVORS     a row: what it signs                      LATTICE_SIGNATURE    members
+    open         LATTICE_CERTIFICATE   the answer in the place of the key        LATTICE_OPENING      members
+    trace        LATTICE_TRACE_REQUEST                                           LATTICE_TRACE        members
+
+Where nobody is enrolled nobody signs, and a member opens what it is told.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from d2pfed.errors import ConfigError, PeerError
+from d2pfed.numerics.randomness import KEY_BYTES, Entropy
+from d2pfed.numerics.ring import RingVector
+from d2pfed.secagg import crypto, wire
+from d2pfed.secagg.checks import enrolled, require_in_chain, require_quorum, ring_copy
+from d2pfed.secagg.lattice import checks, masks, messages
+from d2pfed.secagg.lattice import field as fields
+from d2pfed.secagg.lattice import session as sessions
+from d2pfed.secagg.lattice.field import PRIME, Elements
+from d2pfed.secagg.lattice.messages import Advert, Contribution, Opened, RequestBody, SignedKey
+from d2pfed.secagg.lattice.session import SEED_ELEMENTS, Request, Session
+from d2pfed.secagg.pairwise.messages import Invitation, decode_invitation
+from d2pfed.secagg.roster import POSITION_BYTES, Enrolment, History, Position, unpack_position
+from d2pfed.secagg.wire import ClientId, MessageKind, Reader
+
+# From the bytes of task and model to the vector to be summed and where the log stands after the charge. It writes the
+# charge, durably, before it touches any data, and refuses a second one of this attempt.
+Contribute = Callable[[bytes, bytes], tuple[RingVector, Position | None]]
+# Writes down, durably, which opening a member signs; refuses a second one of the same session.
+Record = Callable[[bytes], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """What a client has in every exchange of an attempt; `signed` is what a signed session needs."""
+
+    session: Session
+    client: ClientId
+    enrolment: Enrolment | None = None
+    history: History | None = None
+    rank: int = field(init=False)
+    signed: tuple[Enrolment, History] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rank", self.session.rank(self.client))
+        signed = enrolled(self.session.roster_digest, self.client, self.enrolment, self.history)
+        if signed is None and (self.enrolment is not None or self.history is not None):
+            raise ConfigError("nobody signs in a session without a roster, got an enrolment or a history")
+        object.__setattr__(self, "signed", signed)
+
+    @property
+    def depth(self) -> int | None:
+        """Return the depth of the tree that cohorts are drawn from, if they are drawn verifiably."""
+        return None if self.enrolment is None else self.enrolment.roster.depth
+
+    def sign(self, statement: bytes) -> bytes:
+        """Return this client's signature, empty where nobody is enrolled."""
+        return b"" if self.enrolment is None else crypto.sign(self.enrolment.secret, statement)
+
+    def contribute(self, body: RequestBody, model: bytes, contribute: Contribute, entropy: Entropy) -> bytes:
+        """Answer a request: all that an ordinary client ever sends.
+
+        Nothing secret outlives the call. `entropy` is fresh from the system and used once, here: a client that is asked
+        twice must not mask two vectors alike.
+        """
+        self._check_invitation(body.invitation)
+        request, adverts = messages.read_request(self.session, body)
+        checks.require_members(self.session, adverts)
+        if self.enrolment is not None:
+            checks.require_adverts_signed(self.session, self.enrolment.roster, adverts)
+        for advert in adverts.values():
+            crypto.require_order(advert.key)
+        checks.require_model(request, model)
+        contributed, position = contribute(request.task, model)
+        checks.require_after_charge(None if self.history is None else self.history.position, position)
+        vector = ring_copy(self.session.ring, self.session.dimension, contributed)
+        contribution = self._mask(request, vector, position, entropy)
+        return messages.encode_contribution(self.session, self.rank, contribution)
+
+    def convene(self, invitation: bytes, entropy: Entropy) -> tuple[bytes, "Member"]:
+        """Answer an invitation as a member of the committee; `entropy` is used once, here."""
+        session, client = self.session, self.client
+        if client not in session.members:
+            raise PeerError(f"client {client} is not in the committee that it has computed")
+        self._check_invitation(decode_invitation(invitation, self.depth))
+        secret = entropy.child("d2pfed lattice member", session.digest, client).key
+        public = crypto.Agreement(secret).public
+        advert = Advert(public, self.sign(sessions.advert_statement(session, client, public)))
+        known = {} if self.history is None else self.history.known
+        met = {rank: known[name] for rank, name in enumerate(session.cohort) if name in known}
+        return wire.message(session, MessageKind.LATTICE_ADVERT, self.rank, advert.pack()), Member(secret, met)
+
+    def agree(self, member: "Member", data: bytes, record: Record) -> "MemberAnswer":
+        """Sign one set of survivors, or name those whom this member has met later than they say they are."""
+        session, rank = self.session, self.rank
+        survivors = messages.decode_survivors(session, rank, data)
+        require_quorum(session.quorum, len(survivors.signed))
+        keys = {other: signed.key for other, signed in survivors.signed.items()}
+        statement = sessions.opening_statement(session, survivors.context, survivors.nonce, keys)
+        checks.require_one_statement(member.statement, statement)
+        agreed = replace(member, statement=statement, context=survivors.context, keys=keys)
+        if self.enrolment is None:
+            return self._open(agreed)
+        roster = self.enrolment.roster
+        checks.require_contributions_signed(session, roster, survivors.context, survivors.signed)
+        claims = checks.not_later(session, roster, survivors, member.known)
+        if claims:
+            return MemberAnswer(messages.encode_claims(session, rank, claims), member)
+        record(statement)
+        answer = wire.message(session, MessageKind.LATTICE_SIGNATURE, rank, self.sign(statement))
+        met = {session.cohort[other]: each.position for other, each in survivors.signed.items() if each.position}
+        return MemberAnswer(answer, agreed, met)
+
+    def open(self, member: "Member", data: bytes) -> "MemberAnswer":
+        """Open what a certificate shows that enough members have signed; from then on there is no key."""
+        if self.enrolment is None:
+            raise PeerError("nothing is certified where nobody is enrolled")
+        signatures = messages.decode_certificate(self.session, self.rank, data)
+        checks.require_certificate(self.session, self.enrolment.roster, member.statement, signatures)
+        return self._open(member)
+
+    def trace(self, member: "Member", data: bytes) -> bytes:
+        """Help to find who spoilt a sum, after it was opened."""
+        wire.opened(self.session, MessageKind.LATTICE_TRACE_REQUEST, self.rank, data).end()
+        checks.require_opened(member.trace)
+        return member.trace
+
+    def _check_invitation(self, invitation: Invitation) -> None:
+        """Refuse an invitation to another session, or one that shows that this client was rolled back."""
+        invitation.require_agreed(self.session, self.client)
+        if self.signed is not None:
+            require_in_chain(*self.signed, self.client, invitation.remembered, "the server")
+
+    def _mask(
+        self, request: Request, vector: RingVector, position: Position | None, entropy: Entropy
+    ) -> Contribution:
+        """Hide a vector in place behind A s and a veil, and share what takes them off in a box for each member."""
+        session, client, context = self.session, self.client, request.context
+        secret = masks.draw_secret(session, entropy.child("secret"))
+        seed = fields.elements(entropy.child("seed").stream(), SEED_ELEMENTS)
+        own = crypto.Agreement(entropy.child("key").key)
+        masks.add_product(session, context, vector, secret)
+        session.ring.add_masks_into(vector, [masks.veil(context, client, fields.pack(seed))], [])
+        shares = masks.split(session, secret, seed, entropy.child("shares").stream())
+        boxes = list[Elements]()
+        for place in sorted(request.keys):
+            shared, member = own.agree(request.keys[place]), session.members[place]
+            boxes.append((shares[place] + masks.pads(session, shared, context, client, member)) % PRIME)
+        signature = self.sign(sessions.contribution_statement(session, context, client, own.public, position))
+        commitment = sessions.commitment(context, client, fields.pack(seed))
+        return Contribution(
+            context, SignedKey(own.public, position, signature), commitment, np.array(boxes), vector
+        )
+
+    def _open(self, member: "Member") -> "MemberAnswer":
+        if member.opening:
+            return MemberAnswer(member.opening, member)
+        session, own = self.session, crypto.Agreement(member.secret)
+        count = session.polynomials
+        coefficients = np.append(sessions.trace_coefficients(session, member.statement), (0, 1))
+        sums, seeds, combined = np.zeros(count, np.int64), list[int](), list[int]()
+        for rank in sorted(member.keys):
+            shared, client = own.agree(member.keys[rank]), session.cohort[rank]
+            pads = masks.pads(session, shared, member.context, client, self.client)
+            sums += pads[:count]
+            seeds.append(int(pads[count]))
+            combined.append(int(pads @ coefficients % PRIME))
+        opened = Opened(sums % PRIME, np.array(seeds))
+        answer = messages.encode_opening(session, self.rank, opened)
+        trace = messages.encode_trace(session, self.rank, np.array(combined))
+        return MemberAnswer(answer, Member(statement=member.statement, opening=answer, trace=trace))
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What a member keeps between exchanges, in volatile storage: a key until it has opened, its answers afterwards."""
+
+    secret: bytes = field(default=b"", repr=False)
+    known: Mapping[int, Position] = field(
+        default_factory=dict
+    )  # by rank: where it had met clients before its advert
+    statement: bytes = b""  # what it has signed
+    context: bytes = b""
+    keys: Mapping[int, bytes] = field(default_factory=dict)  # of the survivors, by rank
+    opening: bytes = b""
+    trace: bytes = b""
+
+    def encode(self, session: Session, client: ClientId) -> bytes:
+        """Return the bytes to keep; whoever restores old ones breaks the guarantee."""
+        known = b"".join(wire.pack_integer(rank, 4) + self.known[rank].pack() for rank in sorted(self.known))
+        keys = b"".join(wire.pack_integer(rank, 4) + self.keys[rank] for rank in sorted(self.keys))
+        parts = self.secret, known, self.statement, self.context, keys, self.opening, self.trace
+        sized = (wire.pack_integer(len(part), 4) + part for part in parts)
+        return wire.message(session, MessageKind.SAVED_LATTICE_MEMBER, session.rank(client), *sized)
+
+    @staticmethod
+    def decode(session: Session, client: ClientId, data: bytes) -> "Member":
+        """Read the bytes that were kept."""
+        with wire.opened(session, MessageKind.SAVED_LATTICE_MEMBER, session.rank(client), data) as reader:
+            secret, known, *parts = (reader.take(reader.integer(4)) for _ in range(7))
+        statement, context, keys, opening, trace = parts
+        positions = {rank: unpack_position(packed) for rank, packed in _by_rank(known, POSITION_BYTES).items()}
+        return Member(secret, positions, statement, context, _by_rank(keys, KEY_BYTES), opening, trace)
+
+
+def _by_rank(packed: bytes, size: int) -> dict[int, bytes]:
+    with Reader(memoryview(packed)) as reader:
+        return {reader.integer(4): reader.take(size) for _ in range(len(packed) // (4 + size))}
+
+
+@dataclass(frozen=True, slots=True)
+class MemberAnswer:
+    """A member's answer, what to keep before it leaves, and where the survivors stood."""
+
+    answer: bytes
+    member: Member
+    met: Mapping[ClientId, Position] = field(default_factory=dict)

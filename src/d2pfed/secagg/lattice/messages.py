@@ -1,0 +1,222 @@
+"""The messages of the lattice protocol, kinds 17 to 25: what each carries, as bytes and back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from d2pfed.errors import PeerError
+from d2pfed.numerics.ring import RingVector
+from d2pfed.secagg import wire
+from d2pfed.secagg.crypto import PUBLIC_BYTES, SIGNATURE_BYTES
+from d2pfed.secagg.draws import Opening
+from d2pfed.secagg.lattice import field as fields
+from d2pfed.secagg.lattice.field import ELEMENT_BYTES, Elements
+from d2pfed.secagg.lattice.session import Request, Session
+from d2pfed.secagg.pairwise.messages import Invitation, pack_invitation, read_invitation
+from d2pfed.secagg.roster import POSITION_BYTES, Position, unpack_position
+from d2pfed.secagg.wire import BINDING_BYTES, CONTEXT_BYTES, HEADER_BYTES, MessageKind, Reader
+
+NONCE_BYTES = 32
+NO_SIGNATURE = bytes(SIGNATURE_BYTES)  # of a member that does not sign, and says why
+
+
+@dataclass(frozen=True, slots=True)
+class Advert:
+    """A member's key in this attempt, and its signature (no bytes where nobody is enrolled)."""
+
+    key: bytes
+    signature: bytes = b""
+
+    def pack(self) -> bytes:
+        """Return the advert's bytes."""
+        return self.key + self.signature
+
+
+@dataclass(frozen=True, slots=True)
+class SignedKey:
+    """A client's key, where its log stood, and its signature of both."""
+
+    key: bytes
+    position: Position | None = None
+    signature: bytes = b""
+
+    @property
+    def proof(self) -> bytes:
+        """Return what follows a key: position and signature, no bytes where nobody is enrolled."""
+        return (b"" if self.position is None else self.position.pack()) + self.signature
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contribution:
+    """All that a client says: its key, a box for each member that is there, and its vector behind its masks."""
+
+    context: bytes
+    signed: SignedKey
+    commitment: bytes
+    boxes: Elements = field(repr=False)  # a row for each member that is there, by place
+    vector: RingVector = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Survivors:
+    """Whose vectors are to be opened, by rank, under a fresh nonce."""
+
+    context: bytes
+    nonce: bytes
+    signed: Mapping[int, SignedKey]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opened:
+    """A member's pads: summed over the survivors for their secrets, one for each survivor for its seed."""
+
+    sums: Elements
+    seeds: Elements
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestBody:
+    """A request as it was read, before there is a session to compare it with."""
+
+    invitation: Invitation
+    rest: bytes = field(repr=False)
+
+
+def read_advert(session: Session, reader: Reader) -> Advert:
+    """Read the next advert of a body."""
+    return Advert(reader.take(PUBLIC_BYTES), reader.take(SIGNATURE_BYTES if session.is_signed else 0))
+
+
+def encode_request(
+    request: Request,
+    rank: int,
+    adverts: Mapping[int, Advert],
+    opening: Opening | None,
+    remembered: Position | None,
+) -> bytes:
+    """Ask a client for its contribution."""
+    session, invitation = request.session, pack_invitation(request.session, opening, remembered)
+    packed = {place: advert.pack() for place, advert in adverts.items()}
+    task = wire.pack_integer(len(request.task), 4), request.task, request.model_digest
+    parts = invitation, wire.pack_ranked(session.committee.size, packed), *task
+    return wire.message(session, MessageKind.LATTICE_REQUEST, rank, *parts)
+
+
+def decode_request(data: bytes, depth: int | None) -> RequestBody:
+    """Read the invitation in a request: from it the receiver builds the session, with which `read_request` goes on."""
+    reader, client, binding = wire.unframe_unbound(data, MessageKind.LATTICE_REQUEST)
+    return RequestBody(read_invitation(reader, client, binding, depth), reader.rest())
+
+
+def read_request(session: Session, body: RequestBody) -> tuple[Request, dict[int, Advert]]:
+    """Read which members are there, with their adverts, and what is to be trained."""
+    with Reader(memoryview(body.rest)) as reader:
+        places = wire.ranks_of(reader.subset(session.committee.size))
+        adverts = {place: read_advert(session, reader) for place in places}
+        keys = {place: advert.key for place, advert in adverts.items()}
+        return Request(session, keys, reader.take(reader.integer(4)), reader.take(BINDING_BYTES)), adverts
+
+
+def encode_contribution(session: Session, rank: int, said: Contribution) -> bytes:
+    """Send a client's one message."""
+    shown = said.context, said.signed.key, said.commitment, said.signed.proof
+    masked = fields.pack(said.boxes), session.ring.pack(said.vector)
+    return wire.message(session, MessageKind.LATTICE_CONTRIBUTION, rank, *shown, *masked)
+
+
+def decode_contribution(session: Session, rank: int, members: int, data: bytes) -> Contribution:
+    """Read a contribution with a box for each of so many members."""
+    columns = session.polynomials + 2
+    with wire.opened(session, MessageKind.LATTICE_CONTRIBUTION, rank, data) as reader:
+        context, key = reader.take(CONTEXT_BYTES), reader.take(PUBLIC_BYTES)
+        commitment, signed = reader.take(BINDING_BYTES), _read_signed(session, reader, key)
+        boxes = _read_elements(reader, members * columns).reshape(members, columns)
+        return Contribution(context, signed, commitment, boxes, reader.vector(session.ring, session.dimension))
+
+
+def encode_survivors(session: Session, rank: int, survivors: Survivors) -> bytes:
+    """Tell a member whose vectors arrived."""
+    packed = {other: each.key + each.proof for other, each in survivors.signed.items()}
+    listed = wire.pack_ranked(len(session.cohort), packed)
+    return wire.message(session, MessageKind.LATTICE_SURVIVORS, rank, survivors.context, survivors.nonce, listed)
+
+
+def decode_survivors(session: Session, rank: int, data: bytes) -> Survivors:
+    """Read whose vectors arrived."""
+    with wire.opened(session, MessageKind.LATTICE_SURVIVORS, rank, data) as reader:
+        context, nonce = reader.take(CONTEXT_BYTES), reader.take(NONCE_BYTES)
+        present = wire.ranks_of(reader.subset(len(session.cohort)))
+        signed = {other: _read_signed(session, reader, reader.take(PUBLIC_BYTES)) for other in present}
+    return Survivors(context, nonce, signed)
+
+
+def encode_claims(session: Session, rank: int, claims: Mapping[int, Position]) -> bytes:
+    """Say that a member does not sign: it has met these clients, by rank, at positions that are not earlier."""
+    packed = wire.pack_ranked(len(session.cohort), {other: claim.pack() for other, claim in claims.items()})
+    return wire.message(session, MessageKind.LATTICE_SIGNATURE, rank, NO_SIGNATURE, packed)
+
+
+def decode_signature(session: Session, rank: int, data: bytes) -> bytes | dict[int, Position]:
+    """Read a member's signature, or, where it is zero, its claims."""
+    with wire.opened(session, MessageKind.LATTICE_SIGNATURE, rank, data) as reader:
+        signature = reader.take(SIGNATURE_BYTES)
+        if signature != NO_SIGNATURE:
+            return signature
+        claimed = wire.ranks_of(reader.subset(len(session.cohort)))
+        claims = {other: unpack_position(reader.take(POSITION_BYTES)) for other in claimed}
+    if not claims:
+        raise PeerError("a member that does not sign must say whom it has met later")
+    return claims
+
+
+def encode_certificate(session: Session, rank: int, signatures: Mapping[int, bytes]) -> bytes:
+    """Show a member who has signed, by place."""
+    packed = wire.pack_ranked(session.committee.size, signatures)
+    return wire.message(session, MessageKind.LATTICE_CERTIFICATE, rank, packed)
+
+
+def decode_certificate(session: Session, rank: int, data: bytes) -> dict[int, bytes]:
+    """Read the signatures, by place."""
+    with wire.opened(session, MessageKind.LATTICE_CERTIFICATE, rank, data) as reader:
+        places = wire.ranks_of(reader.subset(session.committee.size))
+        return {place: reader.take(SIGNATURE_BYTES) for place in places}
+
+
+def encode_opening(session: Session, rank: int, opened: Opened) -> bytes:
+    """Send a member's pads."""
+    pads = fields.pack(opened.sums), fields.pack(opened.seeds)
+    return wire.message(session, MessageKind.LATTICE_OPENING, rank, *pads)
+
+
+def decode_opening(session: Session, rank: int, survivors: int, data: bytes) -> Opened:
+    """Read a member's pads."""
+    with wire.opened(session, MessageKind.LATTICE_OPENING, rank, data) as reader:
+        return Opened(_read_elements(reader, session.polynomials), _read_elements(reader, survivors))
+
+
+def encode_trace(session: Session, rank: int, combined: Elements) -> bytes:
+    """Send a member's combined pads, one for each survivor."""
+    return wire.message(session, MessageKind.LATTICE_TRACE, rank, fields.pack(combined))
+
+
+def decode_trace(session: Session, rank: int, survivors: int, data: bytes) -> Elements:
+    """Read a member's combined pads."""
+    with wire.opened(session, MessageKind.LATTICE_TRACE, rank, data) as reader:
+        return _read_elements(reader, survivors)
+
+
+def contribution_bytes(session: Session, members: int) -> int:
+    """Return the size of a contribution with boxes for so many members: all that an ordinary client uploads."""
+    signed = POSITION_BYTES + SIGNATURE_BYTES if session.is_signed else 0
+    boxes = members * (session.polynomials + 2) * ELEMENT_BYTES
+    shown = CONTEXT_BYTES + PUBLIC_BYTES + BINDING_BYTES + signed
+    return HEADER_BYTES + shown + boxes + session.ring.packed_bytes(session.dimension)
+
+
+def _read_elements(reader: Reader, count: int) -> Elements:
+    return fields.unpack(reader.take(count * ELEMENT_BYTES))
+
+
+def _read_signed(session: Session, reader: Reader, key: bytes) -> SignedKey:
+    if not session.is_signed:
+        return SignedKey(key)
+    return SignedKey(key, unpack_position(reader.take(POSITION_BYTES)), reader.take(SIGNATURE_BYTES))

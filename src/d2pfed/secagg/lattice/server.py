@@ -1,0 +1,249 @@
+"""The server's half of the lattice protocol.
+
+    Convening -> Contributing -> Agreeing -> Opening -> the sum, or Tracing -> the sum
+
+All clients contribute once; only members of the committee are asked again. The survivors are final when Contributing is
+closed. What fails before is not charged by the server; what fails after it is.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from d2pfed.errors import ConfigError, PeerError, TooFewClients
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.secagg import crypto, wire
+from d2pfed.secagg.checks import require_context, require_current_claim, require_later_position, require_signed
+from d2pfed.secagg.draws import Opening as DrawOpening
+from d2pfed.secagg.lattice import checks, messages
+from d2pfed.secagg.lattice.field import Elements
+from d2pfed.secagg.lattice.messages import Advert, Opened, SignedKey, Survivors
+from d2pfed.secagg.lattice.opening import Boxes, MaskedTotal, Opener
+from d2pfed.secagg.lattice.session import Request, Session
+from d2pfed.secagg.pairwise.messages import encode_invitation
+from d2pfed.secagg.pairwise.unmask import Sum
+from d2pfed.secagg.roster import Position, Roster, verify_position
+from d2pfed.secagg.wire import ClientId, MessageKind, Outbox, Subset, subset_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invitations:
+    """What the server brings to an attempt.
+
+    Attributes:
+        session: what is agreed on.
+        roster: who is enrolled; None where nobody is.
+        opening: proof of the draw, where cohorts are drawn verifiably.
+        remembered: where the server has met each client last.
+        excluded: clients that were found to cheat in this run; they count as dropped out.
+    """
+
+    session: Session
+    roster: Roster | None = None
+    opening: DrawOpening | None = None
+    remembered: Mapping[ClientId, Position] = field(default_factory=dict)
+    excluded: Collection[ClientId] = ()
+
+    def __post_init__(self) -> None:
+        digest = None if self.roster is None else self.roster.digest
+        if self.session.is_signed != (digest == self.session.roster_digest):
+            raise ConfigError("a signed session belongs to the roster of its clients, and no other has one")
+
+    def asked(self, clients: Collection[ClientId]) -> Subset:
+        """Return these clients without those that cheated, as a subset of the cohort."""
+        ranks = [self.session.rank(client) for client in clients if client not in self.excluded]
+        return subset_of(len(self.session.cohort), ranks)
+
+
+class Convening:
+    """First exchange: ask the committee for its keys. Nothing is charged if too few are there."""
+
+    def __init__(self, invitations: Invitations) -> None:
+        self._invitations = invitations
+        self._adverts: dict[int, Advert] = {}
+        session, opening, remembered = invitations.session, invitations.opening, invitations.remembered
+        self.outbox = Outbox(
+            session.cohort,
+            invitations.asked(session.members),
+            lambda rank: encode_invitation(session, rank, opening, remembered.get(session.cohort[rank])),
+        )
+
+    def receive(self, client: ClientId, data: bytes) -> None:
+        """Take a member's advert."""
+        session, roster, rank = self._invitations.session, self._invitations.roster, self.outbox.admit(client)
+        with wire.opened(session, MessageKind.LATTICE_ADVERT, rank, data) as reader:
+            advert, place = messages.read_advert(session, reader), session.place(client)
+        if roster is not None:
+            checks.require_adverts_signed(session, roster, {place: advert})
+        crypto.require_order(advert.key)
+        self._adverts[place] = advert
+
+    def close(self, task: bytes, model_digest: bytes) -> "Contributing":
+        """Go on with the members that are there."""
+        session, least = self._invitations.session, self._invitations.session.committee.least
+        if len(self._adverts) < least:
+            there = tuple(session.members[place] for place in sorted(self._adverts))
+            raise TooFewClients(
+                f"at least {least} members of the committee must be there, got {len(there)}", there
+            )
+        keys = {place: advert.key for place, advert in self._adverts.items()}
+        return Contributing(self._invitations, Request(session, keys, task, model_digest), self._adverts)
+
+
+class Contributing:
+    """Second exchange: ask everyone, and add up vectors as they come."""
+
+    def __init__(self, invitations: Invitations, request: Request, adverts: Mapping[int, Advert]) -> None:
+        self._invitations, self._request, self._adverts = invitations, request, adverts
+        session, opening, remembered = invitations.session, invitations.opening, invitations.remembered
+        self._total = np.zeros(session.dimension, np.uint32)
+        self._signed: dict[int, SignedKey] = {}
+        self._boxes: dict[int, Boxes] = {}
+        self._commitments: dict[int, bytes] = {}
+        self.positions: dict[ClientId, Position] = {}  # where clients stand, for the server to remember
+        self.outbox = Outbox(
+            session.cohort,
+            invitations.asked(session.cohort),
+            lambda rank: messages.encode_request(
+                request, rank, adverts, opening, remembered.get(session.cohort[rank])
+            ),
+        )
+
+    def receive(self, client: ClientId, data: bytes) -> None:
+        """Take a client's contribution."""
+        known, session, rank = self._invitations, self._invitations.session, self.outbox.admit(client)
+        said = messages.decode_contribution(session, rank, len(self._adverts), data)
+        signed, position, roster = said.signed, said.signed.position, known.roster
+        require_context(said.context, self._request.context)
+        crypto.require_order(signed.key)
+        if roster is not None and position is not None:
+            checks.require_contributions_signed(session, roster, said.context, {rank: signed})
+            verify_position(position, roster.key(client), roster.authority, client)
+            require_later_position(client, position, known.remembered.get(client))
+            self.positions[client] = position
+        session.ring.add_into(self._total, said.vector)
+        self._signed[rank] = signed
+        self._boxes[rank] = said.boxes.astype(np.uint16)  # a cohort's are kept until the end
+        self._commitments[rank] = said.commitment
+
+    def close(self, entropy: Entropy) -> "Agreeing":
+        """Settle who has survived; it is final. `entropy` is used once, here."""
+        session = self._invitations.session
+        left = session.names(self._signed)
+        if len(left) < session.quorum:
+            raise TooFewClients(f"at least {session.quorum} clients must be left, got {len(left)}", left)
+        total = MaskedTotal(
+            request=self._request,
+            nonce=entropy.child("d2pfed lattice nonce", session.digest).key,
+            keys={rank: each.key for rank, each in self._signed.items()},
+            boxes=self._boxes,
+            commitments=self._commitments,
+            total=self._total,
+        )
+        return Agreeing(total, self._signed, self._invitations.roster, entropy)
+
+
+class Agreeing:
+    """Third exchange: members sign who has survived. Asks nobody where nobody is enrolled.
+
+    `claims` is where members have met clients later than these say they are: to be remembered.
+    """
+
+    def __init__(
+        self, total: MaskedTotal, signed: Mapping[int, SignedKey], roster: Roster | None, entropy: Entropy
+    ) -> None:
+        self._total, self._roster, self._entropy = total, roster, entropy
+        self._survivors = survivors = Survivors(total.request.context, total.nonce, signed)
+        self._signatures: dict[int, bytes] = {}
+        self.claims: dict[ClientId, Position] = {}
+        session = total.request.session
+        self.survivors = session.names(signed)  # whose vectors are in the sum
+        self.outbox = Outbox(
+            session.cohort,
+            session.seated(() if roster is None else total.request.keys),
+            lambda rank: messages.encode_survivors(session, rank, survivors),
+        )
+
+    def receive(self, client: ClientId, data: bytes) -> None:
+        """Take a member's signature, or its claims."""
+        session, roster, rank = self._total.request.session, self._roster, self.outbox.admit(client)
+        if roster is None:
+            raise PeerError("nobody signs where nobody is enrolled")
+        said = messages.decode_signature(session, rank, data)
+        if isinstance(said, bytes):
+            require_signed(session, roster, {rank: (self._total.statement, said)})
+            self._signatures[session.place(client)] = said
+            return
+        for other, claim in said.items():
+            name, shown = session.cohort[other], self._survivors.signed.get(other)
+            verify_position(claim, roster.key(name), roster.authority, name)
+            require_current_claim(name, claim, None if shown is None else shown.position)
+            if name not in self.claims or claim.count > self.claims[name].count:
+                self.claims[name] = claim
+
+    def close(self) -> "Opening":
+        """Go on if enough members have signed."""
+        least = self._total.request.session.committee.certificate
+        if self._roster is not None and len(self._signatures) < least:
+            raise TooFewClients(f"at least {least} members must sign the survivors, got {len(self._signatures)}")
+        return Opening(self._total, self._survivors, self._signatures, self._entropy)
+
+
+class Opening:
+    """Fourth exchange: members give the sums of their pads."""
+
+    def __init__(
+        self, total: MaskedTotal, survivors: Survivors, signatures: Mapping[int, bytes], entropy: Entropy
+    ) -> None:
+        self._total, self._entropy = total, entropy
+        self._answers: dict[int, Opened] = {}
+        session = total.request.session
+        self.survivors = session.names(survivors.signed)  # whose vectors are in the sum
+
+        def request(rank: int) -> bytes:
+            if session.is_signed:
+                return messages.encode_certificate(session, rank, signatures)
+            return messages.encode_survivors(session, rank, survivors)
+
+        asked = session.seated(signatures if session.is_signed else total.request.keys)
+        self.outbox = Outbox(session.cohort, asked, request)
+
+    def receive(self, client: ClientId, data: bytes) -> None:
+        """Take a member's pads."""
+        session, rank = self._total.request.session, self.outbox.admit(client)
+        opened = messages.decode_opening(session, rank, len(self.survivors), data)
+        self._answers[session.place(client)] = opened
+
+    def close(self) -> "Sum | Tracing":
+        """Return the sum, or the exchange that finds who spoilt it."""
+        session = self._total.request.session
+        if len(self._answers) < session.committee.openers:
+            raise TooFewClients(f"{session.committee.openers} members must open a sum, got {len(self._answers)}")
+        opener = Opener(self._total, self._answers, self._entropy.child("d2pfed lattice check", session.digest))
+        opened = opener.open()
+        return Tracing(self._total, opener) if opened is None else Sum(opened, opener.blamed())
+
+
+class Tracing:
+    """Fifth exchange, only if a sum was spoilt: find who disagrees with whom, and open it without them."""
+
+    def __init__(self, total: MaskedTotal, opener: Opener) -> None:
+        self._total, self._opener = total, opener
+        self._traces: dict[int, Elements] = {}
+        session = total.request.session
+        self.outbox = Outbox(
+            session.cohort,
+            session.seated(opener.answered),
+            lambda rank: wire.message(session, MessageKind.LATTICE_TRACE_REQUEST, rank),
+        )
+
+    def receive(self, client: ClientId, data: bytes) -> None:
+        """Take a member's combined pads."""
+        session, rank = self._total.request.session, self.outbox.admit(client)
+        self._traces[session.place(client)] = messages.decode_trace(session, rank, len(self._total.keys), data)
+
+    def close(self) -> Sum:
+        """Return the sum of the survivors, opened without members in dispute; or find the attempt void."""
+        vector = self._opener.open_traced(self._traces)
+        return Sum(vector, self._opener.blamed())
