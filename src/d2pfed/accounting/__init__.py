@@ -29,6 +29,7 @@ from d2pfed.accounting.observers import (
     account,
     client_epsilon,
     colluding,
+    observer_named,
     round_up,
     upper_bound,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "CLIENT",
     "ALONE",
     "colluding",
+    "observer_named",
     "Guarantee",
     "UNCOUNTED",
     "account",

@@ -74,14 +74,18 @@ class FitResult:
         ways = {
             End.COMPLETE: "complete",
             End.STOPPED: f"stopped: {stopped}",
-            End.INTERRUPTED: "interrupted, the same call goes on",
+            End.INTERRUPTED: "interrupted, resume=True goes on",
             End.EXHAUSTED: f"ended: {stopped}",
         }
         found = [("", f"FitResult after {done:,} round{'s' * (done != 1)}, {ways[self.summary.end]}")]
         for name, values in (("test", self.test_metrics), ("validation", self.metrics)):
             if values:
                 found.append((name, ", ".join(f"{metric} {value:.4g}" for metric, value in values.items())))
-        claims = [(f"epsilon against {each.observer}", each) for each in self.guarantees]
+        asked = None if self.plan_summary is None else self.plan_summary.against
+        ordered = sorted(
+            self.guarantees, key=lambda each: each.observer != asked
+        )  # what was asked for comes first
+        claims = [(f"epsilon against {each.observer}", each) for each in ordered]
         if not claims:
             found.append(("epsilon", "none, trained in the clear"))
         if self.stop_guarantee is not None:
