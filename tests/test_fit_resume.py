@@ -11,8 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import d2pfed
-from d2pfed.api.fingerprint import MOST_VALUES, fingerprint, keep_fingerprint
+from d2pfed.api.fingerprint import keep_fingerprint
 from d2pfed.errors import ConfigError
+from d2pfed.learning.fingerprint import MOST_VALUES, fingerprint
 
 CLEAR = {"privacy": None, "rounds": 2, "cohort_size": 5, "seed": 1}
 

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning import LocalTrainer, Model, SequentialTrainer, UserClients, packed, unpacked
@@ -123,4 +122,4 @@ def clients_to_try(clients: UserClients) -> list[int]:
 
 
 def _is_array(value: object) -> bool:
-    return isinstance(value, torch.Tensor | np.ndarray)
+    return hasattr(value, "ndim") and hasattr(value, "dtype")  # of torch or numpy

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from d2pfed.api.fingerprint import fingerprint
 from d2pfed.api.settings import RunOptions, Training
 from d2pfed.api.trial import explained, first_line
 from d2pfed.errors import ConfigError, needs_extra
@@ -26,6 +25,7 @@ from d2pfed.learning import (
     batches_of,
     build_model,
     evaluate,
+    fingerprint,
     fitting,
     load_task,
     measure,

@@ -1,6 +1,7 @@
 """Models, data sets, partitions, local training of a whole cohort at once: torch, and nothing of privacy."""
 
 from d2pfed.learning.architectures import MODELS, build_model, fitting
+from d2pfed.learning.fingerprint import fingerprint
 from d2pfed.learning.local_training import LocalTraining, Optimizer, SequentialTrainer
 from d2pfed.learning.model import (
     Forward,
@@ -33,7 +34,7 @@ from d2pfed.learning.user_clients import UserClients, batches_of
 
 __all__ = ["Clients", "Examples", "StoredClients", "Task", "cache_directory", "fetch", "load_task", "where"]
 __all__ += ["Partition", "PartitionKind", "parse_partition"]
-__all__ += ["MODELS", "Model", "Module", "build_model", "fitting", "fixed_content", "user_model"]
+__all__ += ["MODELS", "Model", "Module", "build_model", "fitting", "fixed_content", "fingerprint", "user_model"]
 __all__ += ["Forward", "Losses", "Metric", "Step", "accuracy", "evaluate", "example_losses", "measure"]
 __all__ += ["LocalTrainer", "LocalTraining", "Optimizer", "SequentialTrainer", "trainer_for"]
 __all__ += ["Groups", "RecordTrainer", "UserClients", "batches_of"]
