@@ -611,7 +611,10 @@ BAD = [
     ({"run": {"baseline": 3}}, "baseline must be a FitResult or a run's directory, got int"),
     ({"directory": 3}, "directory must be a path, got int"),
     ({"run": {"ledger": 3}}, "ledger must be of the type .*Path or its name or None, got 3"),
-    ({"run": {"leger": "x"}}, r"run has no field 'leger' \(did you mean ledger\?\); its fields are name, ledger, "),
+    (
+        {"run": {"leger": "x"}},
+        r"run has no field 'leger' \(did you mean ledger\?\); its fields are name, ledger, ",
+    ),
     ({"run": 3}, "run must be a RunOptions, a dictionary of its fields, or None, got int"),
     ({"server": [1]}, "server must be a ServerOptimizer, a dictionary of its fields, or None, got list"),
     ({"server_lr": 2.0}, r"fit has no parameter server_lr: it is now server=\{'lr': \.\.\.\}"),

@@ -3,6 +3,7 @@
 import functools
 import json
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -223,3 +224,57 @@ def test_two_settings_with_one_seed_share_their_cohorts():
     fast, _ = cohorts_of(lr=0.5)
     assert slow == fast
     assert slow != cohorts_of(seed=2)[0]
+
+
+# What a run leaves behind
+
+
+def test_budgets_take_an_observers_name_and_refuse_other_types(tmp_path):
+    with d2pfed.Ledger.create(str(tmp_path / "a.sqlite"), d2pfed.Budget(1.0, 1e-5, "server")) as made:
+        assert made.budget.observer == d2pfed.SERVER
+    d2pfed.Ledger.open(str(tmp_path / "a.sqlite")).close()
+    for wrong in (("server", 1e-5), (1.0, "x"), (1.0, 1e-5, 3), (1.0, 1e-5, d2pfed.SERVER, 1.5)):
+        with pytest.raises(ConfigError, match="a budget's .* must be of the type"):
+            d2pfed.Budget(*wrong)
+    with pytest.raises(ConfigError, match="a ledger is made with a Budget, got str"):
+        d2pfed.Ledger.create(tmp_path / "b.sqlite", "server")
+
+
+def test_files_of_a_run_are_json_whatever_its_metrics_and_drafts_go():
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    odd = {"a": lambda *_: float("nan"), "b": lambda *_: float("inf")}
+    given = CLEAR | {"validation": pairs()[0], "metrics": odd, "directory": "run"}
+    d2pfed.fit(linear(), pairs(), **given)
+    stored = json.loads(Path("run/summary.json").read_text(), parse_constant=refuse)
+    assert (stored["metrics"]["a"], stored["metrics"]["b"]) == (None, "inf")
+    for name in (".summary.json.4711", ".hidden"):
+        Path("run", name).touch()
+    again = d2pfed.fit(linear(), pairs(), **given, resume=True)
+    assert np.isnan(again.history[0].metrics["a"])
+    assert again.history[0].metrics["b"] == float("inf")
+    assert sorted(path.name for path in again.directory.glob(".*")) == [".hidden"]
+
+
+def test_a_logger_has_every_line_and_warns_of_a_run_that_is_resumed(caplog):
+    with caplog.at_level(logging.INFO, "d2pfed"):
+        d2pfed.fit(linear(), pairs(), **CLEAR, directory="run")
+        d2pfed.fit(linear(), pairs(), **CLEAR, directory="run", resume=True)
+    texts = [record.getMessage() for record in caplog.records]
+    assert any(text.startswith("round 2 of 2: ") for text in texts)
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warned) == 1
+    assert warned[0].endswith("nothing was trained.")
+
+
+def test_the_headline_is_the_epsilon_that_was_asked_for():
+    clients = pairs() * 5
+    asked = {"epsilon": 8.0, "delta": 1e-3, "colluders": 0.1, "dropouts": 0.0}
+    result = d2pfed.fit(linear(), clients, privacy=asked, rounds=1, seed=1, run={"name": "mine"})
+    against = result.plan_summary.against
+    found = next(each.epsilon for each in result.guarantees if each.observer == against)
+    assert str(against).startswith("colluding(")
+    assert 7.9 < found <= 8
+    assert repr(result).splitlines()[1].startswith(f"  epsilon against {against}: ")
+    assert f"against {against}, delta 0.001; 8 was asked for" in (result.directory / "report.html").read_text()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from d2pfed.accounting import Guarantee
 from d2pfed.accounting.filters import milestones
@@ -195,7 +195,7 @@ class RunOptions:
         check_types(self)
         if self.name is not None:
             check_name("a run's", self.name)
-        every = (self.callbacks,) if callable(self.callbacks) else self.callbacks
+        every: Any = (self.callbacks,) if callable(self.callbacks) else self.callbacks
         if not isinstance(every, Sequence) or not all(callable(each) for each in every):
             raise ConfigError(f"callbacks must be functions, got {type(self.callbacks).__name__}")
         object.__setattr__(self, "callbacks", tuple(every))

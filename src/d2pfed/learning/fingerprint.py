@@ -106,7 +106,7 @@ class _Reader:
         if isinstance(value, FunctionType):
             return self._function(value)
         if isinstance(value, (BuiltinFunctionType, ModuleType)):
-            return self.joined(type(value).__name__, value.__name__)
+            return self.joined("name", str(value.__name__))
         if isinstance(value, type):
             known = ("class", value.__module__, value.__qualname__)
             if _is_library(value):

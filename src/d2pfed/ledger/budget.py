@@ -94,8 +94,9 @@ class Budget:
     declared: tuple[RunPlan, ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.observer, str):
-            object.__setattr__(self, "observer", observer_named(self.observer))
+        named: object = self.observer
+        if isinstance(named, str):
+            object.__setattr__(self, "observer", observer_named(named))
         for name, kind in (
             ("epsilon", Real),
             ("delta", Real),
