@@ -31,7 +31,8 @@ class FitResult:
         history: A record per round.
         norm_quantiles: Of the norms of the clients' updates, by their level; empty in a private run, where they are
             nobody's to see.
-        not_finite: How many updates counted as zero for being NaN or infinite; None in a private run, as above.
+        not_finite: How many updates counted as zero, for being NaN or infinite or as their client's training failed;
+            None in a private run, as above.
         directory: Where plan, ledger, named arrays (model.safetensors), metrics and report.html are.
         summary: What the run came to.
         plan_summary: Noise, bits and warnings of the plan; None in the clear.
