@@ -103,9 +103,8 @@ def _silos(module: nn.Module, records: Records, rounds: int, clock: _Clock) -> N
                 against=SERVER,
             ),
             rounds=rounds,
-            callbacks=[clock],
             directory=Path(place) / "run",
-            run={"progress": False},
+            run={"progress": False, "callbacks": [clock]},
         )
 
 

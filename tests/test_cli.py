@@ -1,3 +1,4 @@
+import importlib
 import json
 import signal
 import sys
@@ -313,3 +314,54 @@ def test_a_run_from_a_seed_is_refused_on_a_shared_ledger(run):
     status, out, err = run(f"{TINY} --seed 1 --ledger clients.sqlite")
     assert (status, out) == (2, "")
     assert "shared ledger takes its noise from the system, got seed 1" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "place"),
+    [
+        ("ledger verify x.sqlite", "d2pfed.cli.ledger.verify"),
+        ("certify verify x.sqlite", "d2pfed.certificate_verifier.verify"),
+        ("audit mechanism", "d2pfed.cli.audit.PrivacyTarget"),
+        (TINY, "d2pfed.cli.train.fit"),
+    ],
+)
+def test_ctrl_c_is_never_success(run, monkeypatch, tmp_path, line, place):
+    def interrupted(*_args, **_settings):
+        raise KeyboardInterrupt
+
+    (tmp_path / "x.sqlite").touch()
+    importlib.import_module(place.rpartition(".")[0])
+    monkeypatch.setattr(place, interrupted)
+    assert run(line)[0] == 130
+
+
+def test_the_same_command_goes_on_and_says_so(run):
+    assert "is resumed" not in run(TINY)[2]
+    status, _, err = run(TINY)
+    assert status == 0
+    assert "The run in runs/tiny finished on 20" in err.replace("\n", " ")
+    assert "nothing was trained." in err
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (["train", "--task", "os:system"], "os:system must be MODULE:FUNCTION without arguments: system"),
+        (["train", "--task", "os:nothing"], "os:nothing must be MODULE:FUNCTION without arguments: module 'os'"),
+        (["roster", "draws", ""], "a file must have a name, got '.'"),
+    ],
+)
+def test_what_once_ended_in_a_traceback_is_one_line(monkeypatch, capsys, words, rule):
+    if words[0] == "roster":
+        pytest.importorskip("flwr")
+    status, out, err = run_command(words, monkeypatch, capsys)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert rule in err
+
+
+def test_too_little_memory_is_one_line(run, monkeypatch):
+    def exhausted(*_args):
+        raise MemoryError
+
+    monkeypatch.setattr("d2pfed.cli.plan.calibrate", exhausted)
+    assert run("plan") == (2, "", "d2pfed: there is too little memory for this command (see `ulimit -v`)\n")

@@ -1,6 +1,7 @@
 """`fit` on a user's own modules, data, losses and metrics."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,7 +113,7 @@ def test_a_modules_name_leads_to_no_other_directory(tmp_path, monkeypatch):
     assert len(list(tmp_path.glob("outside-*"))) == 1
 
 
-def test_a_repeated_call_goes_on_and_a_finished_run_is_not_trained_again():
+def test_a_run_is_resumed_only_when_asked_and_says_so_first():
     calls = []
     settings = CLEAR | {"directory": "runs/mine"}
 
@@ -120,18 +121,22 @@ def test_a_repeated_call_goes_on_and_a_finished_run_is_not_trained_again():
         calls.append(record.round)
         return record.round < 2
 
-    first = d2pfed.fit(linear(), pairs(), **settings, callbacks=[interrupt])
+    first = d2pfed.fit(linear(), pairs(), **settings, run={"callbacks": [interrupt]})
     assert (first.summary.end, first.summary.rounds) == (End.INTERRUPTED, 2)
-    assert "the same call goes on" in repr(first)
-    rest = d2pfed.fit(linear(), pairs(), **settings)
+    assert "interrupted, resume=True goes on" in repr(first)
+    with pytest.raises(ConfigError, match="runs/mine holds a run: resume=True goes on with it"):
+        d2pfed.fit(linear(), pairs(), **settings)
+    rest = d2pfed.fit(linear(), pairs(), **settings, resume=True)
+    assert rest.notes[0] == "The run in runs/mine is resumed at round 3 of 3."
     assert (rest.summary.end, len(rest.history)) == (End.COMPLETE, 3)
-    whole = d2pfed.fit(linear(), pairs(), **CLEAR, directory="other/mine")
+    whole = d2pfed.fit(linear(), pairs(), **CLEAR, directory="other/yours")
     assert (vector(rest.module) == vector(whole.module)).all()
-    again = d2pfed.fit(linear(), pairs(), **settings, callbacks=interrupt)
+    again = d2pfed.fit(linear(), pairs(), **settings, resume=True, run={"callbacks": interrupt})
     assert (vector(again.module) == vector(rest.module)).all()
     assert calls == [1, 2]
+    assert re.fullmatch(r"The run in runs/mine finished on 20.* at ..:..: nothing was trained.", again.notes[0])
     with pytest.raises(ConfigError, match=r"begun with other settings: details.local.lr was 0\.1, now 0\.2"):
-        d2pfed.fit(linear(), pairs(), **settings, lr=0.2)
+        d2pfed.fit(linear(), pairs(), **settings, resume=True, lr=0.2)
 
 
 # Clients and their data
@@ -349,13 +354,13 @@ def test_a_run_with_another_frozen_part_is_another_run():
     two = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     d2pfed.fit(one, pairs(), **CLEAR, training={"trainable": "2.*"}, directory="runs/r")
     with pytest.raises(ConfigError, match=r"other settings: details\.fixed was"):
-        d2pfed.fit(two, pairs(), **CLEAR, training={"trainable": "2.*"}, directory="runs/r")
+        d2pfed.fit(two, pairs(), **CLEAR, training={"trainable": "2.*"}, directory="runs/r", resume=True)
 
 
 def test_torch_s_threads_are_as_they_were():
     before = torch.get_num_threads()
     seen = []
-    d2pfed.fit(linear(), pairs(), **CLEAR, callbacks=lambda *_: seen.append(torch.get_num_threads()))
+    d2pfed.fit(linear(), pairs(), **CLEAR, run={"callbacks": lambda *_: seen.append(torch.get_num_threads())})
     assert set(seen) == {1}
     assert torch.get_num_threads() == before
 
@@ -384,7 +389,7 @@ def test_callbacks_get_each_record_and_the_module_as_it_is():
         linear(),
         pairs(),
         **CLEAR,
-        callbacks=[lambda record, module: seen.append((record.round, vector(module())))],
+        run={"callbacks": [lambda record, module: seen.append((record.round, vector(module())))]},
     )
     assert [number for number, _ in seen] == [1, 2, 3]
     assert (seen[-1][1] == vector(result.module)).all()
@@ -403,8 +408,10 @@ def test_an_early_stop_ends_the_run_for_good_with_the_epsilon_of_the_plan():
     assert first.stop_guarantee is None
     whole = d2pfed.fit(linear(), pairs(), **settings, directory="runs/whole")
     assert first.guarantees == whole.guarantees
-    again = d2pfed.fit(linear(), pairs(), **settings, early_stop=STOP, directory="runs/r", test=held_out())
+    settings |= {"early_stop": STOP, "directory": "runs/r", "test": held_out()}
+    again = d2pfed.fit(linear(), pairs(), **settings, resume=True)
     assert again.summary.rounds == 3
+    assert "nothing was trained" in again.notes[0]
     assert "by its declared rule" in (first.directory / "report.html").read_text()
 
 
@@ -453,6 +460,7 @@ def test_the_report_shows_a_baseline_beside_the_run():
             validation=held_out(),
             run={"baseline": baseline},
             directory="runs/private",
+            resume=True,
         )
     report = read_report(result.directory)
     assert report.baseline.name == "plain"
@@ -588,7 +596,11 @@ BAD = [
     ({"privacy": {"sampling": "fixed"}, "rounds": None}, "unless sampling is once"),
     ({"early_stop": 3, "validation": held_out()}, "early_stop must be an EarlyStop or None, got int"),
     ({"early_stop": EarlyStop()}, "early_stop needs validation data, got none"),
-    ({"callbacks": 3}, "callbacks must be functions, got int"),
+    ({"run": {"callbacks": 3}}, "callbacks must be functions, got int"),
+    ({"callbacks": 3}, r"fit has no parameter callbacks: it is now run=\{'callbacks': \.\.\.\}"),
+    ({"resume": 1}, "resume must be True or False, got 1"),
+    ({"run": {"name": ".."}}, "a run's name must be letters, digits and underscores"),
+    ({"run": {"name": "a"}, "directory": "b"}, "give name or directory, got a and b"),
     ({"seed": "x"}, "seed must be a whole number, got 'x'"),
     (
         {"seed": 3, "run": {"ledger": "x"}, "privacy": {"colluders": 0.0}},
@@ -599,7 +611,10 @@ BAD = [
     ({"run": {"baseline": 3}}, "baseline must be a FitResult or a run's directory, got int"),
     ({"directory": 3}, "directory must be a path, got int"),
     ({"run": {"ledger": 3}}, "ledger must be of the type .*Path or its name or None, got 3"),
-    ({"run": {"leger": "x"}}, r"run has no field 'leger' \(did you mean ledger\?\); its fields are ledger, "),
+    (
+        {"run": {"leger": "x"}},
+        r"run has no field 'leger' \(did you mean ledger\?\); its fields are name, ledger, ",
+    ),
     ({"run": 3}, "run must be a RunOptions, a dictionary of its fields, or None, got int"),
     ({"server": [1]}, "server must be a ServerOptimizer, a dictionary of its fields, or None, got list"),
     ({"server_lr": 2.0}, r"fit has no parameter server_lr: it is now server=\{'lr': \.\.\.\}"),

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+import d2pfed
 from d2pfed.api import backends
 from d2pfed.api.backends import start_backend
 from d2pfed.api.settings import BackendName
+from d2pfed.api.trial import TolerantTrainer, clients_to_try
 from d2pfed.errors import ConfigError
 from d2pfed.learning import (
     LocalTraining,
@@ -121,7 +123,7 @@ def test_the_tensors_of_many_clients_are_sent_without_a_file_for_each():
     rows = torch.arange(1200.0).reshape(400, 1, 3)
     clients = UserClients.of([(each, torch.zeros(1).long()) for each in rows], None, torch.device("cpu"))
     made = trainer_for(user_model(nn.Linear(3, 2)), clients, LocalTraining())
-    sent = bytes(ForkingPickler.dumps(backends._Naming(made)))
+    sent = bytes(ForkingPickler.dumps(TolerantTrainer(made)))
     assert 1200 * 4 < len(sent) < 400 * 1200 * 4 / 10  # each storage once, not once for every view of it
     assert b"rebuild_storage" in bytes(ForkingPickler.dumps(made)), "what torch itself would do"
     assert b"rebuild_storage" not in sent
@@ -134,3 +136,66 @@ def test_other_devices_keep_clients_here(workers):
     backend, line = start(made)
     assert isinstance(backend, SerialBackend)
     assert "device cuda is not shared" in line
+
+
+# Clients that fail, before and after the charge
+
+PRIVATE = {"privacy": {"epsilon": 20.0, "delta": 1e-3, "colluders": 0.0, "dropouts": 0.0}, "rounds": 2, "seed": 1}
+GOOD = [(torch.ones(3, 4) * k, torch.arange(3) % 2) for k in range(1, 121)]
+BAD = {
+    "five columns": (torch.zeros(3, 5), torch.zeros(3).long()),
+    "another type": (torch.zeros(3, 4).long(), torch.zeros(3).long()),
+    "labels that are no classes": (torch.zeros(3, 4), torch.tensor([0, 1, 7])),
+    "a negative label": (torch.zeros(3, 4), torch.tensor([0, 1, -7])),
+    "rows without labels": (torch.zeros(3, 4), torch.zeros(2).long()),
+    "arrays": (np.zeros((3, 5)), np.zeros(3, int)),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_late_client_that_does_not_fit_is_refused_before_the_charge(name, tmp_path):
+    clients = [*GOOD[:103], BAD[name], *GOOD[104:]]
+    for held in (clients, dict(enumerate(clients))):
+        with pytest.raises(ConfigError, match=r"^client 103\b"):
+            d2pfed.fit(nn.Linear(4, 2), held, **PRIVATE, directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def late(client):
+    if client == 0:
+        return GOOD[0]
+    return BAD["five columns"] if client % 2 else GOOD[client]
+
+
+def test_what_fails_after_the_charge_is_zero_and_counted_in_the_clear_only(tmp_path):
+    clear = {"privacy": None, "rounds": 1, "cohort_size": 120}
+    found = d2pfed.fit(nn.Linear(4, 2), late, population=120, **clear, directory=tmp_path / "clear")
+    assert found.not_finite == 60
+    private = d2pfed.fit(nn.Linear(4, 2), late, population=120, **PRIVATE, directory=tmp_path / "private")
+    assert private.summary.rounds == 2
+    assert private.not_finite is None
+    assert [record.survivors for record in private.history] == [40, 40]
+
+
+def test_the_others_of_a_cohort_are_trained_as_without_the_one_that_fails():
+    clients = UserClients.of(late, 120, torch.device("cpu"))
+    made = trainer_for(user_model(nn.Linear(4, 2)), clients, LocalTraining())
+    params = made.model.initial()
+    one, lost, two = TolerantTrainer(made)(params, (2, 3, 4), 7)
+    alone = [next(iter(made(params, (client,), 7))) for client in (2, 4)]
+    assert (one == alone[0]).all()
+    assert np.isnan(lost).all()
+    assert (two == alone[1]).all()
+
+
+def test_of_many_kinds_of_data_the_rarest_are_tried_and_the_first():
+    clients = UserClients.of([*GOOD[:7], (torch.zeros(2, 3), torch.zeros(2).long())], None, torch.device("cpu"))
+    assert clients_to_try(clients)[:2] == [0, 7]
+    assert clients_to_try(UserClients.of(late, 120, torch.device("cpu"))) == [0]
+
+
+def test_a_script_from_standard_input_keeps_clients_here(workers, monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>", raising=False)
+    backend, line = start(trainer())
+    assert isinstance(backend, SerialBackend)
+    assert "the script comes from standard input" in line

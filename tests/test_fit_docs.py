@@ -40,7 +40,7 @@ def test_a_callback_of_the_page_logs_every_round(code, tmp_path, monkeypatch):
         rounds=2,
         cohort_size=5,
         validation=clients[0],
-        callbacks=[names["callback"]],
+        run={"callbacks": [names["callback"]]},
     )
     assert {("loss", 1), ("accuracy", 1), ("loss", 2), ("accuracy", 2)} <= set(seen)
 

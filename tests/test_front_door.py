@@ -53,7 +53,7 @@ def mine():
 def test_fit_and_train_have_the_same_options():
     objects = {"training": d2pfed.Training, "run": d2pfed.RunOptions, "privacy": PrivacyTarget}
     prefixed = {"server": d2pfed.ServerOptimizer, "early_stop": d2pfed.EarlyStop}
-    renamed = {"module": "model", "clients": "task", "directory": "name", "callbacks": "callback"}
+    renamed = {"module": "model", "clients": "task"}
     own = {name for name in inspect.signature(d2pfed.fit).parameters if name != "unknown"}
     of_fit = {renamed.get(name, name) for name in own - objects.keys() - prefixed.keys()}
     of_fit |= {each.name for kind in objects.values() for each in fields(kind)}
@@ -64,8 +64,9 @@ def test_fit_and_train_have_the_same_options():
     # A task and a model bring these along; fit fills in the rest, and shows progress as it is told.
     only_fit = {"loss", "metrics", "forward", "step", "groups", "validation", "test"}
     only_fit |= {"dimension", "draws", "consistency", "attempts_per_round", "progress"}
+    only_fit |= {"directory", "resume", "callbacks"}  # the same command goes on, and a callback is named
     # `dropouts` are those planned for, `lost` those simulated; `clear` is privacy=None.
-    only_train = {"config", "json", "lost", "clear"}
+    only_train = {"config", "json", "lost", "clear", "callback"}
     assert of_fit - of_train == only_fit
     assert of_train - of_fit == only_train
 
@@ -91,7 +92,7 @@ def test_both_doors_lead_to_the_same_run(run, tmp_path):
         epochs=5,
         server={"lr": 2.0, "momentum": 0.7, "averaging": 0.8},
         seed=3,
-        directory=tmp_path / "other" / "digits-a71925e8",
+        directory=tmp_path / "other" / "of-another-name",
     )
     for file in ("settings.json", "plan.json", "model.safetensors"):
         assert (directory / file).read_bytes() == (result.directory / file).read_bytes(), file

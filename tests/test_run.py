@@ -242,13 +242,13 @@ def test_a_run_whose_ledger_is_gone_does_not_get_a_new_one(parts, tmp_path):
 
 def test_a_copied_directory_does_not_spend_again(parts, tmp_path):
     path = tmp_path / "run"
-    job(parts).execute(path, None, after(1))
+    job(parts, seed=None).execute(path, None, after(1))
     shutil.copytree(path, tmp_path / "copies" / "run")
     with pytest.raises(ConfigError, match="is a copy of a run's directory"):
-        job(parts).execute(tmp_path / "copies" / "run", None, forever)
+        job(parts, seed=None).execute(tmp_path / "copies" / "run", None, forever)
     path.rename(tmp_path / "copies" / "moved")
     with pytest.raises(LedgerError, match="run moved: its directory has begun run run here"):
-        job(parts).execute(tmp_path / "copies" / "moved", None, forever)
+        job(parts, seed=None).execute(tmp_path / "copies" / "moved", None, forever)
 
 
 def test_of_a_run_and_its_copy_one_goes_on(parts, tmp_path):

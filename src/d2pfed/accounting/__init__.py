@@ -25,6 +25,7 @@ from d2pfed.accounting.observers import (
     account,
     client_epsilon,
     colluding,
+    observer_named,
     round_up,
     upper_bound,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "CLIENT",
     "ALONE",
     "colluding",
+    "observer_named",
     "Guarantee",
     "UNCOUNTED",
     "account",

@@ -82,6 +82,17 @@ def colluding(colluders: int) -> Observer:
     return Observer(View.COLLUDING, colluders)
 
 
+def observer_named(name: str) -> Observer:
+    """Return the observer of that name."""
+    known = {str(each): each for each in (RELEASED, SERVER, CLIENT, ALONE)}
+    if name in known:
+        return known[name]
+    count = name.removeprefix("colluding(").removesuffix(")")
+    if name == f"colluding({count})" and count.isdecimal() and count.isascii() and len(count) <= 9:
+        return colluding(int(count))
+    raise ConfigError(f"against must be released, server, client, alone or colluding(c), got {name[:80]!r}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarantee:
     """One epsilon and all that it depends on.

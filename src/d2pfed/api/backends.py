@@ -4,29 +4,16 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from d2pfed.accounting import Unit
 from d2pfed.api.settings import BackendName, RunOptions
+from d2pfed.api.trial import TolerantTrainer, UserTrainer, WeightedTrainer, clients_to_try, explained, first_line
 from d2pfed.errors import ConfigError, needs_extra
-from d2pfed.learning import (
-    LocalTrainer,
-    Model,
-    RecordTrainer,
-    SequentialTrainer,
-    UserClients,
-    packed,
-    trainer_for,
-    unpacked,
-    use_one_thread,
-)
+from d2pfed.learning import RecordTrainer, UserClients, packed, trainer_for, use_one_thread
 from d2pfed.noise.codec import FloatVector
 from d2pfed.simulation import Backend, SerialBackend, Silos, warm_up
 from d2pfed.simulation.process_backend import ProcessBackend, start_workers
@@ -36,66 +23,6 @@ if TYPE_CHECKING:
 
 WORTH_SECONDS = 20.0  # of local training: below it, starting workers costs more than it gains
 MOST_SENT_BYTES = 1 << 28  # to one worker
-
-# What a user's module, loss or data may raise, before anything is charged.
-MISTAKES = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
-
-
-@dataclass(frozen=True, slots=True)
-class WeightedTrainer:
-    """Local training whose updates have their client's weight as last number."""
-
-    trainer: LocalTrainer | SequentialTrainer
-    weights: tuple[float, ...] = field(repr=False)
-
-    @property
-    def model(self) -> Model:
-        """What is trained."""
-        return self.trainer.model
-
-    def __call__(self, params: FloatVector, clients: Sequence[int], round_seed: int) -> Iterator[FloatVector]:
-        """Yield each client's update and weight, in the order of `clients`."""
-        for client, update in zip(clients, self.trainer(params, clients, round_seed), strict=True):
-            yield np.append(update, np.float32(self.weights[client]))
-
-
-UserTrainer = LocalTrainer | SequentialTrainer | WeightedTrainer
-
-
-@contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Say in one line what a user's own function has raised; an error of ours stays as it is."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except MISTAKES as error:
-        raise ConfigError(f"{what}: {_line(error)}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Naming:
-    """A trainer that names the client whose data it cannot be trained with."""
-
-    trainer: UserTrainer
-
-    def __call__(self, params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector]:
-        """Yield the clients' updates."""
-        try:
-            with explained("a cohort cannot be trained"):
-                yield from self.trainer(params, clients, seed)
-        except ConfigError:
-            for client in clients:  # several may have been trained together
-                with explained(f"client {client} cannot be trained"):
-                    list(self.trainer(params, (client,), seed))
-            raise
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _named, (packed(self.trainer),)
-
-
-def _named(data: bytes) -> _Naming:
-    return _Naming(unpacked(data))
 
 
 def start_backend(
@@ -113,12 +40,14 @@ def start_backend(
     `trial` has the parameters and the client that workers are tried with. `is_ours`: model and clients are this
     package's own, so this process may be forked. Workers that are asked for by name and cannot be had are refused.
     """
-    here = SerialBackend(_Naming(trainer))
+    here = SerialBackend(TolerantTrainer(trainer))
     count = len(os.sched_getaffinity(0)) if workers is None else workers
     if name is BackendName.RAY:
         with needs_extra("ray", "ray"):
             from d2pfed.simulation.ray_backend import RayBackend  # noqa: PLC0415 - an extra
-        return RayBackend(trainer, count, address), f"Clients are trained by {count} workers of Ray."
+        return RayBackend(
+            TolerantTrainer(trainer), count, address
+        ), f"Clients are trained by {count} workers of Ray."
     if name is BackendName.IN_PROCESS:
         return here, "Clients are trained in this process, by one thread."
     if name is BackendName.AUTO and (seconds < WORTH_SECONDS or count < 2):
@@ -142,7 +71,7 @@ def _tried_workers(trainer: UserTrainer, count: int, trial: tuple[FloatVector, i
     """Start workers and try one before anything is charged; one that cannot load what it was sent would drop out."""
     backend = None
     with suppress(ConfigError, OSError):  # no worker is left, or one ended before it had all
-        backend = ProcessBackend(_Naming(trainer), count, "forkserver", use_one_thread)
+        backend = ProcessBackend(TolerantTrainer(trainer), count, "forkserver", use_one_thread)
         if next(backend.train(trial[0], (trial[1],), 0)) is not None:
             return backend
     if backend is not None:
@@ -163,9 +92,9 @@ def backend_for(job: "Job", options: RunOptions) -> tuple[Backend, str]:
         )
         return Silos(tried), f"Records are processed {how}, each clipped by itself."
     trainer: UserTrainer
-    client, is_ours, seconds = 0, not isinstance(job.clients, UserClients), math.inf
+    client, others, is_ours, seconds = 0, [], not isinstance(job.clients, UserClients), math.inf
     if isinstance(job.clients, UserClients):
-        client, _ = job.clients.first()
+        client, *others = clients_to_try(job.clients)
         with explained(f"client {client} cannot be trained"):
             trainer = trainer_for(job.model, job.clients, job.details.local)
     else:
@@ -182,6 +111,9 @@ def backend_for(job: "Job", options: RunOptions) -> tuple[Backend, str]:
                 list(trainer(params, (client,), 0))
             seconds = min(seconds, perf_counter() - start)
         seconds *= job.sampling.cohort_size * job.settings.rounds
+        for other in others:
+            with explained(f"client {other} cannot be trained"):
+                list(trainer(params, (other,), 0))
     backend, how = start_backend(
         name,
         trainer,
@@ -201,7 +133,7 @@ def _unsafe(trainer: UserTrainer) -> str:
     try:
         sent = packed(trainer)
     except Exception as error:  # noqa: BLE001 - whatever a user's objects raise
-        return f"model, loss or clients cannot be sent to another process ({_line(error)})"
+        return f"model, loss or clients cannot be sent to another process ({first_line(error)})"
     if len(sent) > MOST_SENT_BYTES:
         return f"model and clients have {len(sent) >> 20:,} MB; a function of a client's number would load its own"
     script = getattr(sys.modules["__main__"], "__file__", None)
@@ -210,12 +142,7 @@ def _unsafe(trainer: UserTrainer) -> str:
     try:
         text = Path(script).read_text("utf-8", errors="replace")
     except OSError:
-        return ""  # no file that a worker would import
+        return "the script comes from standard input, and workers import it from a file"
     if re.search(r"""^if\s+__name__\s*==\s*["']__main__["']""", text, re.MULTILINE) is None:
         return f'{Path(script).name} has no `if __name__ == "__main__":`, and workers import it'
     return ""
-
-
-def _line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]

@@ -1,32 +1,31 @@
 """`fit`: a user's module and clients, or a named task, trained with a guarantee against the server by default."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from datetime import datetime
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
 
 from d2pfed.api.backends import backend_for
+from d2pfed.api.fingerprint import keep_fingerprint
 from d2pfed.api.job import Job, plan_job
 from d2pfed.api.progress import Watcher
 from d2pfed.api.result import FitResult, read_norms
-from d2pfed.api.settings import MOVED, EarlyStop, RunOptions, Training, settings_of
+from d2pfed.api.settings import MOVED, Callback, EarlyStop, RunOptions, Training, settings_of
 from d2pfed.api.workload import workload_of
 from d2pfed.errors import BudgetExceeded, ConfigError, closest
 from d2pfed.learning import Losses, Metric, Model, Module, one_thread
-from d2pfed.ledger.files import replace_file
 from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget, describe, record_terms
 from d2pfed.plan.bounds import check_name, check_range
 from d2pfed.plan.policy import default_refusal
 from d2pfed.runs import End, Listener, RoundRecord, Run
-from d2pfed.runs.json_files import to_json
+from d2pfed.runs.json_files import parse, read_text, to_json
 from d2pfed.runs.report import BASELINE, Baseline, read_report
 from d2pfed.training import ServerOptimizer
-
-# Called with each round's record and a function that returns the module as it is after the round.
-Callback = Callable[[RoundRecord, Callable[[], Module]], object]
 
 
 def fit(
@@ -47,16 +46,16 @@ def fit(
     training: Training | Mapping[str, object] | None = None,
     server: ServerOptimizer | Mapping[str, object] | None = None,
     early_stop: EarlyStop | None = None,
-    callbacks: Sequence[Callback] = (),
     directory: str | Path | None = None,
+    resume: bool = False,
     seed: int | None = None,
     run: RunOptions | Mapping[str, object] | None = None,
     **unknown: object,
 ) -> FitResult:
     """Train a module over clients by federated averaging, with secure aggregation and differential privacy.
 
-    The clients are simulated on this machine or a cluster; each round's sum is made by their own encoders. A call with
-    the same directory and settings goes on where the run is, or returns what it came to. `d2pfed train` is this call.
+    The clients are simulated on this machine or a cluster; each round's sum is made by their own encoders. A call
+    trains a new run in a new directory, unless it is told to resume one. `d2pfed train` is this call.
 
     Args:
         module: Any module whose rows of a batch do not mix; it is copied, not changed. For a named task also the name
@@ -82,12 +81,15 @@ def fit(
         server: How the server moves the model, a `ServerOptimizer` or a dictionary of its fields: lr, momentum,
             second_moment (Adam's, or Yogi's by second_rule), lr_decay, averaging.
         early_stop: A rule that ends the run, declared here so that its epsilon is honest.
-        callbacks: Called after each round with its record and a function that returns the current module; one that
-            returns False interrupts the run, which the same call resumes.
-        directory: Where the run is kept; None is one under `runs` for these settings and this initial module.
-        seed: A number repeats the run, and protects nobody from whoever knows it; not with a shared ledger.
-        run: How the run is carried out, a `RunOptions` or a dictionary of its fields: ledger, baseline,
-            evaluate_every, progress, backend, workers, address, dropouts, fidelity, stop_is_blind, partition, data.
+        directory: Where the run is kept; None is a new one under `runs`. One that holds a run is refused, unless:
+        resume: Go on with the run in `directory`, or under `runs` with that of the same name or settings; begin it if
+            there is none. Another module, function or data set than it was begun with is refused and named. What was
+            found is said first, and in the result's notes: a finished run is not trained again.
+        seed: A number fixes a named model's initial parameters, cohorts, order and noise, whatever the run is called;
+            it protects nobody from whoever knows it. Not with a shared ledger.
+        run: How the run is carried out, a `RunOptions` or a dictionary of its fields: name, ledger, baseline,
+            evaluate_every, progress, callbacks, backend, workers, address, dropouts, fidelity, stop_is_blind,
+            partition, data.
         unknown: Refused, with the place of parameters that have moved.
 
     Raises:
@@ -106,6 +108,7 @@ def fit(
         near = "".join(f" (did you mean {each}?)" for each in closest(name, known))
         raise ConfigError(f"fit has no parameter {name}{near}")
     options = settings_of(RunOptions, run, "run")
+    place = _existing(directory, options.name, resume=resume)
     if seed is not None:
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ConfigError(f"seed must be a whole number, got {seed!r}")
@@ -131,47 +134,78 @@ def fit(
         seed=seed,
         options=options,
     )
-    if directory is None:
-        check_name("a run's", job.name)
-    elif not isinstance(directory, (str, Path)):
-        raise ConfigError(f"directory must be a path, got {type(directory).__name__}")
-    path = Path("runs") / job.name if directory is None else Path(directory)
-    _keep_baseline(path, options.baseline)
-    each_round: Any = (callbacks,) if callable(callbacks) else callbacks
-    if not isinstance(each_round, Sequence) or not all(callable(each) for each in each_round):
-        raise ConfigError(f"callbacks must be functions, got {type(callbacks).__name__}")
     with one_thread(job.model):
-        return _execute(job, path, options, each_round)
+        return _execute(job, place, options, resume=resume)
 
 
-def _keep_baseline(path: Path, baseline: object) -> None:
-    """Write the rounds of a baseline into a run's directory, where its report finds them."""
-    if baseline is None:
-        return
+def _existing(directory: object, name: str | None, *, resume: object) -> Path | None:
+    """Return the directory that a call names; None if it is to be a new one."""
+    if not isinstance(resume, bool):
+        raise ConfigError(f"resume must be True or False, got {resume!r}")
+    if directory is None:
+        return None
+    if not isinstance(directory, (str, Path)):
+        raise ConfigError(f"directory must be a path, got {type(directory).__name__}")
+    if name is not None:
+        raise ConfigError(
+            f"a run is called as its directory is: give name or directory, got {name} and {directory}"
+        )
+    if not resume and (Path(directory) / "settings.json").exists():
+        raise ConfigError(
+            f"{directory} holds a run: resume=True goes on with it, another directory begins a new one"
+        )
+    return Path(directory)
+
+
+def _new_directory(name: str) -> Path:
+    """Make a directory under `runs` that no other call has."""
+    for number in count(1):
+        path = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"cannot use the run directory {path}: {error.strerror}") from error
+        return path
+    raise AssertionError("there is always one more number")
+
+
+def _read_baseline(baseline: object) -> Baseline | None:
+    """Return the rounds of a baseline."""
     if isinstance(baseline, FitResult):
-        found = Baseline(baseline.directory.name, baseline.history)
-    elif isinstance(baseline, (str, Path)):
+        return Baseline(baseline.directory.name, baseline.history)
+    if isinstance(baseline, (str, Path)):
         other = read_report(Path(baseline))
-        found = Baseline(other.run, other.rounds)
-    else:
+        return Baseline(other.run, other.rounds)
+    if baseline is not None:
         raise ConfigError(f"baseline must be a FitResult or a run's directory, got {type(baseline).__name__}")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        replace_file(path / BASELINE, to_json(found).encode(), mode=0o666)
-    except OSError as error:
-        raise ConfigError(f"cannot use the run directory {path}: {error.strerror}") from error
+    return None
 
 
-def _execute(job: Job, path: Path, options: RunOptions, callbacks: Sequence[Callback]) -> FitResult:
+def _execute(job: Job, place: Path | None, options: RunOptions, *, resume: bool) -> FitResult:
     """Try everything once, start what trains the clients, train from where the run is, and say what it came to."""
+    name = options.name or job.name
+    check_name("a run's", name)
+    baseline = _read_baseline(options.baseline)
     job.evaluator.rehearse(job.model.initial())
     backend, line = backend_for(job, options)
     notes = (*job.notes, line)
-    with (
-        closing(backend),
-        job.open(path, options.ledger) as run,
-        _watched(job, run, notes, options, callbacks) as listen,
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(closing(backend))
+        path = place or (Path("runs") / name if resume else _new_directory(name))
+        is_begun = (path / "settings.json").exists()
+        run = stack.enter_context(job.open(path, options.ledger))
+        keep_fingerprint(path, job.fingerprint)
+        if baseline is not None:  # where the report finds it
+            run.directory.replace(BASELINE, to_json(baseline).encode())
+        watch = options.progress
+        if not isinstance(watch, Watcher):
+            watch = Watcher(0, "round", is_command=False, is_shown=watch)
+        if is_begun:
+            notes = (_whereabouts(run), *notes)
+            watch.say(notes[0], logging.WARNING)
+        listen = stack.enter_context(_watched(job, run, watch, notes[is_begun:], options))
         summary = job.train(run, listen, backend, evaluate_every=options.evaluate_every)
     if summary.end is End.EXHAUSTED and not summary.charged:
         raise BudgetExceeded(summary.stopped)
@@ -196,14 +230,21 @@ def _execute(job: Job, path: Path, options: RunOptions, callbacks: Sequence[Call
     )
 
 
+def _whereabouts(run: Run) -> str:
+    """Say where a run is that was begun by an earlier call."""
+    path, planned = run.directory.path, run.settings.rounds
+    summary = path / "summary.json"
+    end = parse(read_text(summary), f"{summary}").get("end") if summary.exists() else None
+    if run.state.rounds < planned and end != End.STOPPED:
+        return f"The run in {path} is resumed at round {run.state.rounds + 1} of {planned}."
+    last = datetime.fromtimestamp((path / "checkpoint.safetensors").stat().st_mtime).astimezone()
+    return f"The run in {path} finished on {last:%Y-%m-%d at %H:%M}: nothing was trained."
+
+
 @contextmanager
-def _watched(
-    job: Job, run: Run, notes: Sequence[str], options: RunOptions, callbacks: Sequence[Callback]
-) -> Iterator[Listener]:
+def _watched(job: Job, run: Run, watch: Watcher, notes: Sequence[str], options: RunOptions) -> Iterator[Listener]:
     """Print what a person should know beforehand, and yield the listener of rounds: a bar and the user's callbacks."""
-    watch = options.progress
-    if not isinstance(watch, Watcher):
-        watch = Watcher(0, "round", is_command=False, is_shown=watch)
+    callbacks: tuple[Callback, ...] = tuple(options.callbacks)  # type: ignore[arg-type]
     watch.total, plan, target = job.settings.rounds, job.plan, job.settings.target
     said = [job.settings.data, *notes]
     if plan is not None and target is not None:

@@ -81,10 +81,7 @@ class _Simulated:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What decides a run over a user's clients beside what every run has; data and initial parameters are not compared.
-
-    Whether rows are grouped by their owner is: it decides what the printed epsilon protects.
-    """
+    """What decides a run over a user's clients beside what every run has; module and data have a fingerprint."""
 
     local: LocalTraining
     cohort_size: int
@@ -121,6 +118,7 @@ class Job:
     weights: tuple[float, ...] | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()  # on what was chosen, one line each
     name: str = "run"  # of its directory, by default
+    fingerprint: Mapping[str, str] = field(default_factory=dict, repr=False)  # of module, functions and data
 
     @staticmethod
     def of(settings: Settings, task: Task, model: Model) -> "Job":
@@ -225,8 +223,9 @@ class Job:
     def _cohorts(self, run: Run) -> Cohorts:
         """Return the draws of a run's cohorts.
 
-        Two runs with one seed must not share their cohorts, nor a run and one that goes on from a copy of it. Only a
-        partition is kept when a run is resumed, or a client might be drawn in two rounds.
+        Two runs with one seed share their cohorts, for paired comparisons; without a seed they must not, nor a run and
+        one that goes on from a copy of it. Only a partition is kept when a run is resumed, or a client might be drawn
+        in two rounds.
         """
         sampling = self.sampling if self.plan is None else self.plan.sampling
         if self.settings.seed is None and sampling.method is Sampling.ONCE:
@@ -302,7 +301,14 @@ def plan_job(
             max_weight=training.max_weight,
         )
         named = Job.with_plan(settings, work.task, model, plan)
-        return replace(named, evaluator=work.evaluator, groups=training.groups, weights=weights, notes=scope.notes)
+        return replace(
+            named,
+            evaluator=work.evaluator,
+            groups=training.groups,
+            weights=weights,
+            notes=scope.notes,
+            fingerprint=work.fingerprint,
+        )
     user_settings = RunSettings(
         title=work.title,
         data=work.data,
@@ -336,6 +342,7 @@ def plan_job(
         groups=training.groups,
         weights=weights,
         notes=scope.notes,
+        fingerprint=work.fingerprint,
     )
 
 

@@ -1,5 +1,6 @@
 """How far a long command or call is: a bar, lines in a file, and a stop at the next safe point after a signal."""
 
+import logging
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+LOGGER = logging.getLogger("d2pfed")  # has all lines, whether they are shown or not
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -38,13 +40,15 @@ class Watcher:
         if self.is_shown is None:
             self.is_shown = sys.stderr.isatty() or self._console.is_jupyter
 
-    def say(self, text: str) -> None:
-        """Print a line."""
+    def say(self, text: str, level: int = logging.INFO) -> None:
+        """Print a line; `level` is that of its log where it is not shown."""
+        LOGGER.log(logging.INFO if self.is_shown else level, text)
         if self.is_shown:
             self._console.print(text)
 
     def show(self, completed: int, text: str) -> None:
         """Move the bar to `completed` of `total`, with a text beside it; a file gets a command's lines."""
+        LOGGER.info("%s %d of %d: %s", self.counted, completed, self.total, text)
         self._bar.update(self._bar.task_ids[0], completed=completed, description=text)
         tenths = 10 * completed // self.total
         if self.is_command and self._bar.disable and tenths > self._tenths:
@@ -70,4 +74,4 @@ class Watcher:
         self.caught = number
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._console.print("Stopping after this round; the same command resumes. A second signal stops at once.")
+        self._console.print(f"Stopping after this {self.counted}. A second signal stops at once.")

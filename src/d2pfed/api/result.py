@@ -31,7 +31,8 @@ class FitResult:
         history: A record per round.
         norm_quantiles: Of the norms of the clients' updates, by their level; empty in a private run, where they are
             nobody's to see.
-        not_finite: How many updates counted as zero for being NaN or infinite; None in a private run, as above.
+        not_finite: How many updates counted as zero, for being NaN or infinite or as their client's training failed;
+            None in a private run, as above.
         directory: Where plan, ledger, named arrays (model.safetensors), metrics and report.html are.
         summary: What the run came to.
         plan_summary: Noise, bits and warnings of the plan; None in the clear.
@@ -74,14 +75,18 @@ class FitResult:
         ways = {
             End.COMPLETE: "complete",
             End.STOPPED: f"stopped: {stopped}",
-            End.INTERRUPTED: "interrupted, the same call goes on",
+            End.INTERRUPTED: "interrupted, resume=True goes on",
             End.EXHAUSTED: f"ended: {stopped}",
         }
         found = [("", f"FitResult after {done:,} round{'s' * (done != 1)}, {ways[self.summary.end]}")]
         for name, values in (("test", self.test_metrics), ("validation", self.metrics)):
             if values:
                 found.append((name, ", ".join(f"{metric} {value:.4g}" for metric, value in values.items())))
-        claims = [(f"epsilon against {each.observer}", each) for each in self.guarantees]
+        asked = None if self.plan_summary is None else self.plan_summary.against
+        ordered = sorted(
+            self.guarantees, key=lambda each: each.observer != asked
+        )  # what was asked for comes first
+        claims = [(f"epsilon against {each.observer}", each) for each in ordered]
         if not claims:
             found.append(("epsilon", "none, trained in the clear"))
         if self.stop_guarantee is not None:

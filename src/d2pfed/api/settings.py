@@ -1,11 +1,11 @@
 """Settings of `fit` that travel together, each checked at construction; a dictionary of the fields will do."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from d2pfed.accounting import Guarantee
 from d2pfed.accounting.filters import milestones
@@ -14,15 +14,18 @@ from d2pfed.api.progress import Watcher
 from d2pfed.api.result import FitResult
 from d2pfed.errors import ConfigError
 from d2pfed.fields import DATA, RUN, TRAINING, about, check_types, documented
-from d2pfed.learning import Forward, Groups, Optimizer, Step
+from d2pfed.learning import Forward, Groups, Module, Optimizer, Step
 from d2pfed.plan import Plan, guarantees
-from d2pfed.plan.bounds import check_range
+from d2pfed.plan.bounds import check_name, check_range
 from d2pfed.round import run_plan
 from d2pfed.runs import RoundRecord
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
 
 Kind = TypeVar("Kind")
+
+# Called with each round's record and a function that returns the module as it is after the round.
+Callback = Callable[[RoundRecord, Callable[[], Module]], object]
 
 
 class BackendName(StrEnum):
@@ -134,8 +137,19 @@ class RunOptions:
 
     Beside the attributes below there are `baseline`: a result or a run's directory whose metrics the report shows
     beside this run's; `progress`: whether to show a bar on standard error, None in a terminal or notebook only;
-    `dropouts`: the fraction of clients that is lost before each exchange of a simulated round.
+    `dropouts`: the fraction of clients that is lost before each exchange of a simulated round; `callbacks`: functions
+    that are called after each round with its record and a function that returns the current module. One that returns
+    False interrupts the run, which `resume` carries on.
     """
+
+    name: str | None = field(
+        default=None,
+        metadata=about(
+            "The run's name: of its directory under `runs`, and of its report.",
+            RUN,
+            unset="what is trained, and a digest of the settings",
+        ),
+    )
 
     ledger: Path | None = field(
         default=None,
@@ -175,9 +189,16 @@ class RunOptions:
     )
     baseline: FitResult | str | Path | None = None
     progress: bool | Watcher | None = None
+    callbacks: Callback | Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.name is not None:
+            check_name("a run's", self.name)
+        every: Any = (self.callbacks,) if callable(self.callbacks) else self.callbacks
+        if not isinstance(every, Sequence) or not all(callable(each) for each in every):
+            raise ConfigError(f"callbacks must be functions, got {type(self.callbacks).__name__}")
+        object.__setattr__(self, "callbacks", tuple(every))
         check_range("evaluate_every", self.evaluate_every, 1, 2**63 - 1)
         if self.workers is not None:
             check_range("workers", self.workers, 1, 2**63 - 1)

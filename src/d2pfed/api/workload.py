@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from d2pfed.api.backends import explained
 from d2pfed.api.settings import RunOptions, Training
+from d2pfed.api.trial import explained, first_line
 from d2pfed.errors import ConfigError, needs_extra
 from d2pfed.learning import (
     Clients,
@@ -25,6 +25,7 @@ from d2pfed.learning import (
     batches_of,
     build_model,
     evaluate,
+    fingerprint,
     fitting,
     load_task,
     measure,
@@ -83,6 +84,7 @@ class Workload:
     task: Task | None = field(default=None, repr=False)
     names: tuple[str, str] | None = None  # of task and model, where both can be made again by name
     is_main_job: bool = False
+    fingerprint: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def weights(self) -> tuple[float, ...] | None:
         """Return the clients' weights; None where all weigh alike."""
@@ -114,6 +116,8 @@ def workload_of(
 ) -> Workload:
     """Return what `fit` is to train, with what is measured; `held_out` are validation and test data."""
     names, task = None, clients if isinstance(clients, Task) else None
+    parts = {each.name: getattr(training, each.name) for each in fields(Training) if each.name != "device"}
+    parts |= {"module": module, "loss": loss, "metrics": metrics, "validation": held_out[0], "test": held_out[1]}
     if isinstance(clients, str):
         task = task_named(clients, population, options.partition, options.data)
         if module is None or isinstance(module, str):
@@ -143,7 +147,11 @@ def workload_of(
     held: Clients | UserClients
     if task is None:
         held, (validation, test) = UserClients.of(clients, population, model.device), held_out
+        if not isinstance(clients, (list, tuple, dict)):
+            client, data = held.first()
+            parts[f"client {client}"] = data.inputs, data.labels
     else:
+        parts |= {"clients of the task": task.clients, "validation": task.validation}
         held, validation, test = task.clients, task.validation, task.test
     return Workload(
         model=model,
@@ -158,6 +166,7 @@ def workload_of(
         task=task,
         names=names,
         is_main_job=isinstance(clients, str) and clients == MAIN_TASK and population is None,
+        fingerprint=fingerprint(parts, clients if task is None else task.name),
     )
 
 
@@ -194,8 +203,8 @@ def made_by(name: str, kind: type[Kind]) -> Kind:
     sys.path.insert(0, str(Path.cwd()))
     try:
         made = getattr(import_module(module), function)()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{name} must be MODULE:FUNCTION: {error}") from error
+    except Exception as error:  # whatever a user's own function raises
+        raise ConfigError(f"{name} must be MODULE:FUNCTION without arguments: {first_line(error)}") from error
     finally:
         sys.path.pop(0)
     if not isinstance(made, kind):

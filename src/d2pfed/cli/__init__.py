@@ -105,11 +105,15 @@ def run(app: typer.Typer, name: str) -> None:
     # be a run that somebody else has made.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     try:
-        app(sys.argv[1:], prog_name=name, standalone_mode=False)
+        # The parser turns Ctrl-C into a status that it returns; a command itself returns nothing.
+        if status := app(sys.argv[1:], prog_name=name, standalone_mode=False):
+            sys.exit(status)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
     except D2PFedError as error:
         _fail(name, str(error))
+    except MemoryError:
+        _fail(name, "there is too little memory for this command (see `ulimit -v`)")
     except OSError as error:  # a folder that is a file, a full disk
         _fail(name, f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except Exception as error:

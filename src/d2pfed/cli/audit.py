@@ -141,7 +141,9 @@ def training(
 
         def listen(record: "RoundRecord") -> bool:
             watcher.show(record.round, "auditing")
-            return not watcher.caught
+            if watcher.caught:
+                sys.exit(128 + watcher.caught)
+            return True
 
         # The bar has a thread of its own, so workers may have to start afresh.
         start = partial(start_workers, workers=workers, prepare=use_one_thread)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from d2pfed.accounting import round_up
+from d2pfed.accounting import observer_named, round_up
 from d2pfed.accounting.filters import CONDITION
 from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, SectionedCommand, application, option
 from d2pfed.cli.show import delta_as_given, out, print_json
@@ -14,7 +14,6 @@ from d2pfed.errors import BudgetExceeded, ConfigError, needs_extra
 from d2pfed.fields import PRIVACY
 from d2pfed.ledger import Budget, Ledger, RowKind, read_budget, read_rows, verify
 from d2pfed.plan import decode_plan
-from d2pfed.plan.target import observer_named
 from d2pfed.round import run_plan
 
 app = application("Show, verify or create the record of releases.")

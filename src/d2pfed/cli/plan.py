@@ -87,7 +87,8 @@ def plan(wanted: dict[str, Any], *, json: AsJson = False) -> None:
             "epsilon": {str(item.observer): item.epsilon for item in summary.guarantees},
             "delta": agreed.delta,
         }
-        print_json(asdict(summary) | {"guarantees": summary.guarantees} | sent | spent | {"options": target})
+        kept = {"guarantees": summary.guarantees, "against": summary.against}
+        print_json(asdict(summary) | kept | sent | spent | {"options": target})
         return
     _print(summary, upload, agreed)
     for warning in (*summary.warnings, *filter(None, [default_refusal(target, agreed)])):
@@ -115,7 +116,7 @@ def _print(summary: PlanSummary, upload: int, plan: Plan) -> None:
         ("neighbours, threshold, cut off", f"{summary.neighbours}, {summary.threshold}, {summary.cut_off}"),
     ):
         table.add_row(name, value)
-    out().print(headline(summary.guarantees, plan.against))
+    out().print(headline(summary.guarantees, summary.against))
     out().print(table)
     for reason in (summary.why_noise, summary.why_bits, summary.why_graph, summary.why_colluders):
         out().print(reason)

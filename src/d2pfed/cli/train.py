@@ -2,11 +2,12 @@
 
 import sys
 from pathlib import Path
+from signal import SIGINT
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from d2pfed.accounting import Observer, Sampling, Unit
+from d2pfed.accounting import Sampling, Unit
 from d2pfed.cli.options import (
     TARGET_DEFAULTS,
     TRAIN_PACKAGES,
@@ -21,9 +22,8 @@ from d2pfed.cli.options import (
 )
 from d2pfed.cli.show import epsilons, headline, out, plain, print_json
 from d2pfed.errors import BudgetExceeded, ConfigError, needs_extra
-from d2pfed.fields import DATA, PRIVACY, TRAINING, convert
+from d2pfed.fields import DATA, PRIVACY, TRAINING
 from d2pfed.plan import PrivacyTarget
-from d2pfed.plan.bounds import check_name
 from d2pfed.training import ServerOptimizer
 
 with needs_extra("train", *TRAIN_PACKAGES):
@@ -33,7 +33,7 @@ with needs_extra("train", *TRAIN_PACKAGES):
     from d2pfed.learning import LocalTraining, use_one_thread
 
 if TYPE_CHECKING:
-    from d2pfed.runs import RunSummary
+    from d2pfed.api import FitResult
 
 app = application()
 
@@ -107,7 +107,6 @@ def train(  # noqa: PLR0917 - one dictionary for each settings class
             "Repeat a run exactly; whoever knows the seed can remove the noise. Default: the system's entropy."
         ),
     ] = None,
-    name: Annotated[str | None, option("The run's name. Default: the task and a digest of the settings.")] = None,
     baseline: Annotated[Path | None, option("A run that the report shows beside this one. Default: none.")] = None,
     callback: Annotated[
         str | None, option("MODULE:FUNCTION that makes a callback for every round. Default: none.")
@@ -117,8 +116,6 @@ def train(  # noqa: PLR0917 - one dictionary for each settings class
 ) -> None:
     """Train a model privately over simulated clients; the same command resumes an interrupted run."""
     use_one_thread()  # of torch: each core has a worker process
-    if name is not None:
-        check_name("a run's", name)
     if wanted["unit"] == Unit.RECORD:  # every silo is asked, and takes one step
         local = {"lr": local["lr"], "epochs": 1, "batch_size": 10, "optimizer": "sgd", "momentum": 0.0}
         wanted |= {"sampling": Sampling.NONE, "cohort_size": None}
@@ -152,10 +149,15 @@ def train(  # noqa: PLR0917 - one dictionary for each settings class
             | {"trainable": trainable.split(",") if "," in trainable else trainable, "weights": weights},
             server=server,
             early_stop=None if stop["patience"] is None else EarlyStop(**stop, milestones=milestones),
-            callbacks=() if callback is None else (heard,),
-            directory=None if name is None else Path("runs") / name,
+            resume=True,  # the same command goes on
             seed=seed,
-            run=run | {"dropouts": parse_dropouts(lost), "baseline": baseline, "progress": watcher},
+            run=run
+            | {
+                "dropouts": parse_dropouts(lost),
+                "baseline": baseline,
+                "progress": watcher,
+                "callbacks": () if callback is None else heard,
+            },
         )
     except BudgetExceeded as limit:
         if json:
@@ -166,13 +168,13 @@ def train(  # noqa: PLR0917 - one dictionary for each settings class
     if json:
         print_json(plain(result.summary))
     else:
-        _print(result.summary, convert(PrivacyTarget, {"against": wanted["against"]})["against"])
+        _print(result)
     if result.summary.end.value in ("interrupted", "exhausted"):
-        sys.exit(EXHAUSTED if result.summary.end.value == "exhausted" else 128 + watcher.caught)
+        sys.exit(EXHAUSTED if result.summary.end.value == "exhausted" else 128 + (watcher.caught or SIGINT))
 
 
-def _print(summary: "RunSummary", against: Observer) -> None:
-    console = out()
+def _print(result: "FitResult") -> None:
+    console, summary, plan = out(), result.summary, result.plan_summary
     match summary.end.value:
         case "interrupted":
             console.print(f"Stopped after round {summary.rounds}; the same command resumes.")
@@ -192,12 +194,12 @@ def _print(summary: "RunSummary", against: Observer) -> None:
     console.print(
         f"Each client sent {summary.upload_bytes:,} bytes per round for {summary.dimension:,} parameters{bits}."
     )
-    if summary.guarantees:
+    if plan is not None:
         console.print(
             f"{summary.charged:,} of {summary.max_attempts:,} attempts are charged. The epsilons are those of all of "
             "them, however the run ends."
         )
-        console.print(headline(summary.guarantees, against))
+        console.print(headline(summary.guarantees, plan.against))
         console.print(epsilons(summary.guarantees))
     else:
         console.print("Trained in the clear: nothing is guaranteed to anybody.")

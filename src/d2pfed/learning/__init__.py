@@ -1,6 +1,7 @@
 """Models, data sets, partitions, local training of a whole cohort at once: torch, and nothing of privacy."""
 
 from d2pfed.learning.architectures import MODELS, build_model, fitting
+from d2pfed.learning.fingerprint import fingerprint
 from d2pfed.learning.local_training import LocalTraining, Optimizer, SequentialTrainer
 from d2pfed.learning.model import (
     Forward,
@@ -48,6 +49,7 @@ __all__ = [
     "Module",
     "build_model",
     "fitting",
+    "fingerprint",
     "fixed_content",
     "user_model",
     "Forward",

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from numbers import Real
 from operator import attrgetter
 from typing import TypeVar
 
-from d2pfed.accounting import RELEASED, Observer, Release, View
+from d2pfed.accounting import RELEASED, Observer, Release, View, observer_named
 from d2pfed.accounting.events import Adjacency, BatchSampling, CohortSampling, Sampling, Unit
 from d2pfed.accounting.filters import Filter, FilterDecision, PlanCost
 from d2pfed.accounting.laws import LAWS, ContinuousGaussian
@@ -74,7 +75,7 @@ class Budget:
     Attributes:
         epsilon: bound on all runs together.
         delta: failure probability of that bound.
-        observer: against whom they hold.
+        observer: against whom they hold, or its name.
         max_participations: the most contributions of one client to a run that may be charged.
         declared: runs that were fixed before any output was seen: they are composed exactly.
     """
@@ -86,6 +87,18 @@ class Budget:
     declared: tuple[RunPlan, ...] = ()
 
     def __post_init__(self) -> None:
+        named: object = self.observer
+        if isinstance(named, str):
+            object.__setattr__(self, "observer", observer_named(named))
+        for name, kind in (
+            ("epsilon", Real),
+            ("delta", Real),
+            ("observer", Observer),
+            ("max_participations", int),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, kind):
+                raise ConfigError(f"a budget's {name} must be of the type {kind.__name__}, got {value!r}")
         if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
             raise ConfigError(f"a budget's epsilon must be positive and finite, got {self.epsilon}")
         if not 0 <= self.delta < 1:

@@ -87,6 +87,13 @@ def create_file(file: Path, content: bytes, *, mode: int = 0o600) -> None:
     sync_directory(file.parent)
 
 
+def remove_drafts(directory: Path) -> None:
+    """Erase what writers that were killed have left in a directory; whoever calls it holds its lock."""
+    for draft in directory.glob(".*.*"):
+        if draft.name.rpartition(".")[2].isdecimal():  # of the process that wrote it
+            draft.unlink(missing_ok=True)
+
+
 def append_file(file: Path, content: bytes) -> None:
     """Add to the end of one's own file, on the disk when this returns."""
     with _opened(file, os.O_WRONLY | os.O_APPEND) as descriptor:
@@ -156,6 +163,8 @@ def _opened(file: Path, flags: int, forbidden: int = OTHERS_MAY_WRITE) -> Iterat
 
 
 def _write_draft(file: Path, content: bytes, mode: int) -> Path:
+    if file.name in ("", ".."):
+        raise FileError(f"a file must have a name, got {str(file)!r}")
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, mode)

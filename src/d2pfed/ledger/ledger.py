@@ -11,7 +11,7 @@ from types import TracebackType
 
 from d2pfed.accounting.events import Release
 from d2pfed.accounting.filters import FilterDecision
-from d2pfed.errors import BudgetExceeded, LedgerError
+from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
 from d2pfed.ledger.budget import Budget, ChargedRun, RunPlan, charge_plans, decode_body
 from d2pfed.ledger.rows import Head, Key, Row, RowKind, chained_row, encode_release, first_row
 from d2pfed.ledger.state import LedgerState
@@ -60,9 +60,11 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         self._append(RowKind.OPEN, None, "", epsilon)
 
     @staticmethod
-    def create(path: Path, budget: Budget, meter: Meter = charge_plans) -> "Ledger":
+    def create(path: Path | str, budget: Budget, meter: Meter = charge_plans) -> "Ledger":
         """Make a ledger with this budget and open it; refuses if there is one."""
-        path = path.resolve()
+        if not isinstance(budget, Budget):
+            raise ConfigError(f"a ledger is made with a Budget, got {type(budget).__name__}")
+        path = Path(path).resolve()
         charged = measure(meter, budget, budget.declared)
         if not charged.admitted:
             raise BudgetExceeded(f"the declared runs: {_refusal(charged, budget)}")
@@ -73,12 +75,15 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         return Ledger(path, meter, lock)
 
     @staticmethod
-    def open(path: Path, *, wait: bool = False, take_over: bool = False, meter: Meter = charge_plans) -> "Ledger":
+    def open(
+        path: Path | str, *, wait: bool = False, take_over: bool = False, meter: Meter = charge_plans
+    ) -> "Ledger":
         """Open a ledger; refuses at once if another server has it open, unless it is to wait or to take over.
 
         Guarantee: a server that was taken over from, even if it was only asleep, commits nothing more.
         Checked: test_ledger_races.py::test_a_stopped_server_cannot_commit_after_a_takeover.
         """
+        path = Path(path)
         require_file(path)  # before the lock, which would leave a file beside a ledger that is not there
         path = path.resolve()
         return Ledger(path, meter, replace_lock(path) if take_over else take_lock(path, wait=wait))

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from d2pfed.accounting import Adjacency, Guarantee, Sampling, Unit, round_up
+from d2pfed.accounting import Adjacency, Guarantee, Observer, Sampling, Unit, round_up
 from d2pfed.noise.mechanisms import Centered, MechanismName
 from d2pfed.plan.bounds import colluding_clients
 from d2pfed.plan.calibrate import ideal_multiplier
@@ -36,6 +36,7 @@ class PlanSummary:
         neighbours: as in `Plan`.
         threshold: as in `Plan`.
         cut_off: as in `Plan`.
+        against: the observer that the target's epsilon is about, with the colluders that it was planned for.
         guarantees: one epsilon per observer.
         why_noise: why so much noise.
         why_signal: how far updates add up over it.
@@ -59,6 +60,7 @@ class PlanSummary:
     neighbours: int
     threshold: int
     cut_off: int
+    against: Observer
     guarantees: tuple[Guarantee, ...]
     why_noise: str
     why_signal: str
@@ -108,6 +110,7 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         neighbours=plan.neighbours,
         threshold=plan.threshold,
         cut_off=plan.cut_off,
+        against=plan.planned_against,
         guarantees=guarantees(plan),
         why_noise=_why_noise(target, plan, clip),
         why_signal=why_signal,

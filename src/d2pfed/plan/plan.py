@@ -208,6 +208,11 @@ class Plan:
         return math.sqrt(noise.sum_variance) * self.codec.granularity if noise else 0.0
 
     @property
+    def planned_against(self) -> Observer:
+        """The observer whose epsilon is the target's: the server includes the colluders that it was planned for."""
+        return colluding(self.colluders) if self.colluders and self.against == SERVER else self.against
+
+    @property
     def noise_multiplier(self) -> float:
         """Sigma over the sensitivity of the stated adjacency, rounding included."""
         noise = self.contributed

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 
 from d2pfed.accounting import (
-    ALONE,
     CAP_SHARE,
-    CLIENT,
     RATE_STEPS,
     RELEASED,
     SERVER,
@@ -26,7 +24,7 @@ from d2pfed.accounting import (
     Unit,
     cap_excess,
     check_unit,
-    colluding,
+    observer_named,
 )
 from d2pfed.errors import ConfigError, shown
 from d2pfed.fields import PRIVACY, TRAINING, about, check_types, documented
@@ -54,17 +52,6 @@ class RotationName(StrEnum):
 
     HADAMARD = "hadamard"
     PHASE = "phase"
-
-
-def observer_named(name: str) -> Observer:
-    """Return the observer of that name."""
-    known = {str(each): each for each in (RELEASED, SERVER, CLIENT, ALONE)}
-    if name in known:
-        return known[name]
-    count = name.removeprefix("colluding(").removesuffix(")")
-    if name == f"colluding({count})" and count.isdecimal() and count.isascii() and len(count) <= 9:
-        return colluding(int(count))
-    raise ConfigError(f"against must be released, server, client, alone or colluding(c), got {name[:80]!r}")
 
 
 def initial_clip_named(name: str) -> float:

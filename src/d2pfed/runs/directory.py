@@ -14,7 +14,7 @@ from safetensors.numpy import save
 
 from d2pfed.errors import ConfigError, DamagedFile, LedgerError
 from d2pfed.ledger import Head, Ledger, read_budget
-from d2pfed.ledger.files import opened_for_lines, replace_file, software_digest, sync_directory
+from d2pfed.ledger.files import opened_for_lines, remove_drafts, replace_file, software_digest, sync_directory
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy, digest
 from d2pfed.plan import Plan
 from d2pfed.round import run_plan
@@ -65,6 +65,7 @@ class RunDirectory:
             except OSError as error:
                 raise ConfigError(f"cannot use the run directory {path}: {error.strerror}") from error
             run = RunDirectory(path, undo)
+            remove_drafts(path)
             if not file.exists():
                 run.replace(file.name, settings.encode())
             with _explained(file):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -11,18 +12,27 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 from d2pfed.errors import ConfigError, DamagedFile
 
 _hints = cache(get_type_hints)
+_NOT_FINITE = {None: math.nan, "inf": math.inf, "-inf": -math.inf}
 _LARGEST = 1 << 53  # up to here a float holds every whole number
 
 Value = TypeVar("Value")
 
 
 def to_json(value: object) -> str:
-    """Return a dataclass as one line of JSON; numbers that are not finite are written as Python reads them."""
-    return json.dumps(value, default=_fields)
+    """Return a dataclass as one line of JSON; null stands for NaN, a text for an infinite number."""
+    return json.dumps(_plain(value), allow_nan=False)
 
 
-def _fields(value: Any) -> dict[str, object]:  # noqa: ANN401 - whatever JSON does not know
-    return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+def _plain(value: Any) -> object:  # noqa: ANN401 - whatever a dataclass holds
+    if dataclasses.is_dataclass(value):
+        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
 
 
 def from_json(kind: type[Value], text: str, where: str) -> Value:
@@ -90,6 +100,8 @@ def _build(hint: Any, plain: Any, where: str) -> object:  # noqa: ANN401 - JSON 
         return hint(plain)
     whole = isinstance(plain, int) and not isinstance(plain, bool) and abs(plain) <= _LARGEST
     if hint is float:
+        if plain is None or (isinstance(plain, str) and plain in _NOT_FINITE):
+            return _NOT_FINITE[plain]
         _require(whole or isinstance(plain, float), where, "a number", plain)
         return float(plain)
     if hint is int:

@@ -82,6 +82,10 @@ def open_run(
         name = directory.path.name
         if settings.is_deployed:
             name = f"{name}-{directory.identity().name}"
+        elif (
+            settings.seed is not None and ledger is None
+        ):  # what follows from the name must follow from the seed alone
+            name = f"seed-{settings.seed}"
         last = directory.load()
         if last is None:
             adaptive = None if plan is None else plan.adaptive_clip

@@ -169,10 +169,15 @@ def _facts(report: RunReport) -> list[tuple[str, str, str]]:
     else:
         # An observer that is not listed has the plan's own guarantee.
         listed = {item.observer: item.epsilon for item in summary.guarantees}
-        epsilon, delta = round_up(listed.get(plan.against, plan.epsilon), 4), round_up(plan.delta, 3)
+        asked, delta = plan.planned_against, round_up(plan.delta, 3)
+        epsilon = round_up(listed.get(asked, plan.epsilon), 4)
         charged = f"{summary.charged:,} of {plan.max_attempts:,}"
         facts += [
-            ("Epsilon", epsilon, f"against {plan.against}, delta {delta}; of the whole plan"),
+            (
+                "Epsilon",
+                epsilon,
+                f"against {asked}, delta {delta}; {plan.epsilon:g} was asked for, of the whole plan",
+            ),
             ("Attempts", charged, "charged, of all that epsilon covers"),
         ]
     width = 32 if summary.bits is None else summary.bits

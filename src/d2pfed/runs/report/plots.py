@@ -210,7 +210,7 @@ def _attempts_plot(report: RunReport, plan: Plan) -> Plot:
         Line(f"charged {charged:,}", Ink.MAIN, counts, _numbers(report.rounds)),
     )
     caption = (
-        f"Epsilon {epsilon} at delta {round_up(plan.delta, 3)} against {plan.against} covers {most:,} "
+        f"Epsilon {epsilon} at delta {round_up(plan.delta, 3)} against {plan.planned_against} covers {most:,} "
         f"attempts, however the run ends; {charged:,} were charged."
     )
     return Plot(name="attempts", title="Attempts charged", lines=lines, caption=caption)
