@@ -160,7 +160,8 @@ def small_graphs():
 
 
 def test_the_samples_are_of_every_kind_and_all_are_read():
-    assert {sample.kind for sample in SAMPLES} == set(MessageKind)
+    lattice = {kind for kind in MessageKind if "LATTICE" in kind.name}  # damaged in test_lattice_liars.py
+    assert {sample.kind for sample in SAMPLES} == set(MessageKind) - lattice
     for sample in SAMPLES:
         sample.decode(sample.data)
 
