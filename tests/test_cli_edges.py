@@ -161,7 +161,7 @@ def numbers(value):
 def test_an_edge_value_is_one_line_or_success(place, monkeypatch, capsys, line, option, values):
     if line == TRAIN and option not in RUN:
 
-        def planned(*_):
+        def planned(*_given, **_named):
             raise ConfigError("a plan is all that is wanted here")
 
         monkeypatch.setattr("d2pfed.api.fitting._execute", planned)
