@@ -320,6 +320,8 @@ def test_fit_goes_on_where_the_gradient_of_a_record_raises(tmp_path):
         run={"progress": False},
     )
     assert found.summary.rounds == 2
+    # Times would tell how large a batch was.
+    assert all(record.seconds is None and not record.exchanges for record in found.history)
 
 
 def test_a_patients_gradients_add_up_to_one_unit():

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,9 +15,8 @@ from d2pfed.cli import main
 from d2pfed.errors import D2PFedError
 from d2pfed.learning import LocalTraining, Optimizer, build_model, load_task
 from d2pfed.plan import MechanismName, PrivacyTarget
-from d2pfed.runs import RoundRecord, Run, RunSummary
+from d2pfed.runs import RoundRecord, RunSummary
 from d2pfed.runs.json_files import from_json, to_json
-from d2pfed.runs.records import ExchangeRecord
 from d2pfed.runs.report import read_report, write_report
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
@@ -107,15 +105,6 @@ def test_the_report_has_the_numbers_that_the_run_wrote(run):
         "0",
     )
     assert (settings["target.bits"], settings["target.mechanism"]) == ("none", "centered")
-
-
-def test_times_of_exchanges_are_left_out_where_batches_are_secret():
-    trained = SimpleNamespace(round=1, survivors=5, attempt=0, update_norm=1.0, clipping=None)
-    lap = ExchangeRecord("masks", 5, 5, 0.1, 10, 10)
-    for batches, kept in ((None, (lap,)), (object(), ())):
-        plan = SimpleNamespace(batches=batches, update_clip=1.0, sampling=SimpleNamespace(method=Sampling.NONE))
-        run = SimpleNamespace(plan=plan, ledger=None, _upload_bytes=3)
-        assert Run._record(run, trained, {}, (lap,), 2.0).exchanges == kept
 
 
 def test_a_ledger_elsewhere_is_not_named(run):
