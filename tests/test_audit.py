@@ -187,8 +187,8 @@ def test_a_null_run_finds_nothing(adjacency):
 
 
 def halve_the_noise(monkeypatch):
-    right = mechanisms._centered
-    monkeypatch.setattr(mechanisms, "_centered", lambda sigma, bits: right(sigma / 2, bits))
+    right = mechanisms.CenteredDiscreteGaussian
+    monkeypatch.setattr(mechanisms, "CenteredDiscreteGaussian", lambda sigma, bits: right(sigma / 2, bits))
     return audited_plan(target())
 
 
@@ -279,8 +279,8 @@ def test_canaries_stay_below_the_claim():
 
 
 def test_canaries_refute_training_without_noise(monkeypatch):
-    right = mechanisms.DiscreteGaussian
-    monkeypatch.setattr(mechanisms, "DiscreteGaussian", lambda _sigma: right(Fraction(1, 4)))
+    right = mechanisms.GaussianDistribution
+    monkeypatch.setattr(mechanisms, "GaussianDistribution", lambda center, _square: right(center, Fraction(1, 16)))
     found = audited(0.5, mechanism="ddgauss")
     assert found.correct > 0.9 * found.guesses
     assert found.is_refuted
