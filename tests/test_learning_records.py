@@ -373,7 +373,8 @@ def test_a_run_over_rows_does_not_go_on_over_owners(tmp_path):
     given = {"privacy": privacy(), "rounds": 1, "directory": tmp_path / "run"}
     d2pfed.fit(torch.nn.Linear(6, 2), silos(), **given)
     with pytest.raises(ConfigError, match="begun with other settings"):
-        d2pfed.fit(torch.nn.Linear(6, 2), silos(), training={"groups": [np.arange(60) // 2] * 5}, **given)
+        groups = [np.arange(60) // 2] * 5
+        d2pfed.fit(torch.nn.Linear(6, 2), silos(), training={"groups": groups}, resume=True, **given)
 
 
 def test_other_inputs_losses_and_steps_are_trained_by_record():
