@@ -372,8 +372,8 @@ def test_a_run_over_rows_does_not_go_on_over_owners(tmp_path):
     """Its epsilon is that of a row: returned to a call with groups, it would be taken for a patient's."""
     given = {"privacy": privacy(), "rounds": 1, "directory": tmp_path / "run"}
     d2pfed.fit(torch.nn.Linear(6, 2), silos(), **given)
+    groups = [np.arange(60) // 2] * 5
     with pytest.raises(ConfigError, match="begun with other settings"):
-        groups = [np.arange(60) // 2] * 5
         d2pfed.fit(torch.nn.Linear(6, 2), silos(), training={"groups": groups}, resume=True, **given)
 
 
