@@ -38,7 +38,7 @@ _CACHES = [
     for found in gc.get_objects()
     if type(found) is _lru_cache_wrapper
     and found.__module__.startswith(("d2pfed.noise", "d2pfed.round", "d2pfed.numerics.rotation"))
-    and found.__name__ != "_centered_table"
+    and found.__name__ != "_table"
 ]
 
 UserFunction = Callable[..., object]  # as an app registers it, or as PrivateRecords takes it
