@@ -156,7 +156,7 @@ def test_weights_decide_whom_a_model_serves(tmp_path):
     result, weighted = slope(tmp_path, "weighted", weights=sizes, max_weight=80)
     assert weighted > 1.5  # most clients have -1, most data 3
     assert result.history[0].clip == 1.0
-    with pytest.raises(ConfigError, match="other settings"):
+    with pytest.raises(ConfigError, match="holds a run"):
         slope(tmp_path, "weighted", weights=sizes, max_weight=40)
 
 
