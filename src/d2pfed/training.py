@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.round import Outcome
 
 MOST_RATE = 1e6  # greater steps than any float32 model outlives
+_SEED_BITS = 40  # of a round's seed that are its shuffle's; its number is above them
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,16 @@ class Cohorts:
 
 
 def shuffle_seed(run: str, number: int) -> int:
-    """Return the seed of the clients' shuffles in a round: public, and another one in every round of every run."""
-    return int.from_bytes(digest("shuffle", run, number)[:7], "little")
+    """Return the seed of the clients' shuffles in a round: public, and another one in every round of every run.
+
+    The round's number is in its upper bits: whoever trains by a schedule finds it there.
+    """
+    return number << _SEED_BITS | int.from_bytes(digest("shuffle", run, number)[: _SEED_BITS // 8], "little")
+
+
+def round_of(seed: int) -> int:
+    """Return the number of the round that a seed is of."""
+    return seed >> _SEED_BITS
 
 
 class SecondMoment(StrEnum):
@@ -80,6 +90,13 @@ class ServerOptimizer:
     averaging: float = field(
         default=0.0, metadata=about("Decay of the running average of models; 0: the last model counts.", TRAINING)
     )
+
+    @staticmethod
+    def named(name: str) -> "ServerOptimizer":
+        """Return FedAvgM, FedAdam or FedYogi, with the moments of their papers."""
+        if name not in _NAMED:
+            raise ConfigError(f"server must be one of {', '.join(_NAMED)}, or its settings, got {name!r}")
+        return ServerOptimizer(**_NAMED[name])
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -114,6 +131,13 @@ class ServerOptimizer:
         weight = (1 - self.averaging) / (1 - self.averaging**done) if self.averaging else 1.0
         average = state.average + np.float32(weight) * (params - state.average)
         return ServerState(done, params, velocity, second, average, state.clip)
+
+
+_NAMED: dict[str, dict[str, Any]] = {
+    "avgm": {"momentum": 0.9},
+    "adam": {"lr": 0.01, "momentum": 0.9, "second_moment": 0.99},
+    "yogi": {"lr": 0.01, "momentum": 0.9, "second_moment": 0.99, "second_rule": SecondMoment.YOGI},
+}
 
 
 @dataclass(frozen=True, slots=True)

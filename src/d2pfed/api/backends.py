@@ -19,6 +19,7 @@ from d2pfed.errors import ConfigError, needs_extra
 from d2pfed.learning import (
     LocalTrainer,
     Model,
+    PersonalTrainer,
     RecordTrainer,
     SequentialTrainer,
     UserClients,
@@ -45,7 +46,7 @@ MISTAKES = (ArithmeticError, AttributeError, LookupError, NotImplementedError, R
 class WeightedTrainer:
     """Local training whose updates have their client's weight as last number."""
 
-    trainer: LocalTrainer | SequentialTrainer
+    trainer: LocalTrainer | SequentialTrainer | PersonalTrainer
     weights: tuple[float, ...] = field(repr=False)
 
     @property
@@ -59,7 +60,7 @@ class WeightedTrainer:
             yield np.append(update, np.float32(self.weights[client]))
 
 
-UserTrainer = LocalTrainer | SequentialTrainer | WeightedTrainer
+UserTrainer = LocalTrainer | SequentialTrainer | PersonalTrainer | WeightedTrainer
 
 
 @contextmanager
@@ -150,7 +151,7 @@ def _tried_workers(trainer: UserTrainer, count: int, trial: tuple[FloatVector, i
     return None
 
 
-def backend_for(job: "Job", options: RunOptions) -> tuple[Backend, str]:
+def backend_for(job: "Job", options: RunOptions, path: Path) -> tuple[Backend, str]:
     """Start what trains the clients or silos of a job, tried before anything is charged, and say how it does."""
     params, plan, name = job.model.initial(), job.plan, options.backend
     if plan is not None and plan.unit is Unit.RECORD:
@@ -164,10 +165,12 @@ def backend_for(job: "Job", options: RunOptions) -> tuple[Backend, str]:
         return Silos(tried), f"Records are processed {how}, each clipped by itself."
     trainer: UserTrainer
     client, is_ours, seconds = 0, not isinstance(job.clients, UserClients), math.inf
-    if isinstance(job.clients, UserClients):
+    if job.whole is not None:
+        trainer = personal_trainer(job, path)
+    elif isinstance(job.clients, UserClients):
         client, _ = job.clients.first()
         with explained(f"client {client} cannot be trained"):
-            trainer = trainer_for(job.model, job.clients, job.details.local)
+            trainer = trainer_for(job.model, job.clients, job.local)
     else:
         trainer = job.trainer().choose(params, range(job.clients.population))
     if job.weights is not None:
@@ -190,6 +193,13 @@ def backend_for(job: "Job", options: RunOptions) -> tuple[Backend, str]:
         address=options.address,
         is_ours=is_ours,
     )
+
+
+def personal_trainer(job: "Job", path: Path) -> PersonalTrainer:
+    """Return what trains a run's clients where each keeps layers of its own."""
+    if job.whole is None:
+        raise ValueError("the clients of this run keep nothing")
+    return PersonalTrainer(job.whole, job.model, job.clients, job.local, path.resolve() / "personal")
 
 
 def _unsafe(trainer: UserTrainer) -> str:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
 
-from d2pfed.api.backends import backend_for
+from d2pfed.api.backends import backend_for, personal_trainer
 from d2pfed.api.job import Job, plan_job
 from d2pfed.api.progress import Watcher
 from d2pfed.api.result import FitResult, read_norms
@@ -45,7 +46,7 @@ def fit(
     epochs: int = 1,
     batch_size: int = 10,
     training: Training | Mapping[str, object] | None = None,
-    server: ServerOptimizer | Mapping[str, object] | None = None,
+    server: ServerOptimizer | Mapping[str, object] | str | None = None,
     early_stop: EarlyStop | None = None,
     callbacks: Sequence[Callback] = (),
     directory: str | Path | None = None,
@@ -62,8 +63,9 @@ def fit(
         module: Any module whose rows of a batch do not mix; it is copied, not changed. For a named task also the name
             of a model, or None for the one that suits the task.
         clients: The data set of each client: a sequence, a mapping, or a function of a client's number (then give
-            `population`). A data set is a pair of tensors or arrays, a torch Dataset or a DataLoader, of any size,
-            and is loaded when its client is asked. Or the name of a task, such as digits, with data of its own.
+            `population`). A data set is a pair of tensors or arrays, a list of examples, a torch Dataset or a
+            DataLoader, of any size, and is loaded when its client is asked. Or the name of a task, such as digits,
+            with data of its own.
         privacy: The target; fields that only `fit` knows may be left out. A dictionary changes the default target:
             epsilon 1 against the server, each client in one round, 10 % dropouts and 10 % colluders. None trains in
             the clear.
@@ -73,14 +75,15 @@ def fit(
         validation: A data set to choose by, measured after rounds.
         test: A data set to report on, opened once at the end.
         loss: From outputs and targets to the loss of each example or their mean; None is the cross entropy.
-        metrics: Functions of all outputs and all targets, by name; None is the accuracy where loss is None.
+        metrics: Functions of all outputs and all targets, by name; None is the accuracy where loss is a cross entropy.
         lr: The clients' learning rate; where the unit is a record, a factor of the server's.
         epochs: The clients' passes over their data in a round.
         batch_size: The clients' batch size.
         training: Further settings of the clients' training, a `Training` or a dictionary of its fields: optimizer,
-            momentum, trainable, forward, step, device, weights, max_weight, groups.
-        server: How the server moves the model, a `ServerOptimizer` or a dictionary of its fields: lr, momentum,
-            second_moment (Adam's, or Yogi's by second_rule), lr_decay, averaging.
+            momentum, weight_decay, lr_schedule, step_schedule, max_grad_norm, proximal, precision, trainable, personal,
+            forward, step, collate, example_weights, device, weights, max_weight, groups.
+        server: How the server moves the model: avgm, adam or yogi, a `ServerOptimizer` or a dictionary of its fields:
+            lr, momentum, second_moment (Adam's, or Yogi's by second_rule), lr_decay, averaging.
         early_stop: A rule that ends the run, declared here so that its epsilon is honest.
         callbacks: Called after each round with its record and a function that returns the current module; one that
             returns False interrupts the run, which the same call resumes.
@@ -165,7 +168,7 @@ def _keep_baseline(path: Path, baseline: object) -> None:
 def _execute(job: Job, path: Path, options: RunOptions, callbacks: Sequence[Callback]) -> FitResult:
     """Try everything once, start what trains the clients, train from where the run is, and say what it came to."""
     job.evaluator.rehearse(job.model.initial())
-    backend, line = backend_for(job, options)
+    backend, line = backend_for(job, options, path)
     notes = (*job.notes, line)
     with (
         closing(backend),
@@ -182,6 +185,7 @@ def _execute(job: Job, path: Path, options: RunOptions, callbacks: Sequence[Call
     stop = job.details.early_stop if summary.end is End.STOPPED else None
     return FitResult(
         module=job.model.load(params),
+        personal=None if job.whole is None else partial(personal_trainer(job, path).module, params),
         metrics=summary.metrics,
         test_metrics=summary.test_metrics or None,
         guarantees=summary.guarantees,

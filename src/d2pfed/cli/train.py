@@ -54,7 +54,7 @@ LOCAL = FieldOptions(kind=LocalTraining, defaults={"lr": 0.2, "epochs": 5})
 SERVER = FieldOptions(
     kind=ServerOptimizer, prefix="server_", defaults={"lr": 2.0, "momentum": 0.7, "averaging": 0.8}
 )
-WEIGHING = FieldOptions(kind=Training, left_out=("optimizer", "momentum"))
+WEIGHING = FieldOptions(kind=Training, left_out=tuple(each.name for each in LOCAL.fields))
 STOP = FieldOptions(
     kind=EarlyStop, prefix="stop_", defaults={"patience": None}, unset={"patience": "the run goes to its end"}
 )
@@ -120,7 +120,7 @@ def train(  # noqa: PLR0917 - one dictionary for each settings class
     if name is not None:
         check_name("a run's", name)
     if wanted["unit"] == Unit.RECORD:  # every silo is asked, and takes one step
-        local = {"lr": local["lr"], "epochs": 1, "batch_size": 10, "optimizer": "sgd", "momentum": 0.0}
+        local |= {"epochs": 1, "batch_size": 10, "optimizer": "sgd", "momentum": 0.0}
         wanted |= {"sampling": Sampling.NONE, "cohort_size": None}
         run |= {"backend": "auto"}
     population, rounds, cohort_size = (wanted.pop(each) for each in ("population", "rounds", "cohort_size"))

@@ -1,21 +1,23 @@
 """Models, data sets, partitions, local training of a whole cohort at once: torch, and nothing of privacy."""
 
 from d2pfed.learning.architectures import MODELS, build_model, fitting
-from d2pfed.learning.local_training import LocalTraining, Optimizer, SequentialTrainer
+from d2pfed.learning.local_settings import LocalTraining, MakeOptimizer, Optimizer, Precision, Rate, Schedule
+from d2pfed.learning.local_training import SequentialTrainer
+from d2pfed.learning.losses import Losses, accuracy, default_metrics
 from d2pfed.learning.model import (
     Forward,
-    Losses,
     Metric,
     Model,
     Module,
     Step,
-    accuracy,
+    Weigh,
     evaluate,
     example_losses,
     fixed_content,
     measure,
     user_model,
 )
+from d2pfed.learning.personal import PersonalTrainer, without_personal
 from d2pfed.learning.record_gradients import Groups, RecordTrainer
 from d2pfed.learning.sources import cache_directory, fetch, where
 from d2pfed.learning.task import (
@@ -29,12 +31,24 @@ from d2pfed.learning.task import (
 )
 from d2pfed.learning.tasks import load_task
 from d2pfed.learning.trainer import LocalTrainer, one_thread, packed, trainer_for, unpacked, use_one_thread
-from d2pfed.learning.user_clients import UserClients, batches_of
+from d2pfed.learning.user_clients import Collate, UserClients, batches_of
 
 __all__ = ["Clients", "Examples", "StoredClients", "Task", "cache_directory", "fetch", "load_task", "where"]
 __all__ += ["Partition", "PartitionKind", "parse_partition"]
 __all__ += ["MODELS", "Model", "Module", "build_model", "fitting", "fixed_content", "user_model"]
-__all__ += ["Forward", "Losses", "Metric", "Step", "accuracy", "evaluate", "example_losses", "measure"]
+__all__ += [
+    "Forward",
+    "Losses",
+    "Metric",
+    "Step",
+    "Weigh",
+    "accuracy",
+    "default_metrics",
+    "evaluate",
+    "example_losses",
+]
+__all__ += ["Collate", "MakeOptimizer", "Precision", "Rate", "Schedule", "measure"]
 __all__ += ["LocalTrainer", "LocalTraining", "Optimizer", "SequentialTrainer", "trainer_for"]
+__all__ += ["PersonalTrainer", "without_personal"]
 __all__ += ["Groups", "RecordTrainer", "UserClients", "batches_of"]
 __all__ += ["one_thread", "packed", "unpacked", "use_one_thread"]

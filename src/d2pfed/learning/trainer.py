@@ -15,10 +15,9 @@ import torch
 
 from d2pfed.learning.convolution import ConvolutionalNetwork
 from d2pfed.learning.dense import ONE_THREAD, Moments, dense_gradients, train_dense, widths_of
+from d2pfed.learning.local_settings import LocalTraining, Optimizer
 from d2pfed.learning.local_training import (
     BatchedTrainer,
-    LocalTraining,
-    Optimizer,
     SequentialTrainer,
     client_generator,
     loop_gradients,
@@ -116,25 +115,28 @@ class LocalTrainer:
             schedule = self.local.schedule(len(examples), generator)
             is_adam = self.local.optimizer is Optimizer.ADAM
             moments = Moments(*np.zeros((2, len(params)), np.float32)) if is_adam else None
-            return train_dense(params, widths, examples, schedule, self.local.lr, moments)
+            rate = self.local.lr * self.local.round_factor(round_seed)
+            return train_dense(params, widths, examples, schedule, rate, moments)
         if network is not None and is_plain and inputs.ndim == 4 and examples.has_classes(network.classes):
             schedule = self.local.schedule(len(examples), generator)
             return network.train(params, examples, schedule, self.local)
         # Examples that do not fit the model: torch says what is wrong with them.
-        return SequentialTrainer(self.model, self.clients, self.local).train(params, examples, generator)
+        return SequentialTrainer(self.model, self.clients, self.local).train(params, examples, client, round_seed)
 
     def _choice(self, params: Params, clients: Sequence[int]) -> TrainingMethod:
         """Return the method: of a known kind of model by what was measured once and for all, else by one trial."""
         if self.method is not None:
             return self.method
+        if self.local.needs_loop:
+            return TrainingMethod.LOOP
         widths, network = self._kind
-        if widths is not None:
+        if widths is not None and self.local.precision is None:
             sgd = self.local.optimizer is Optimizer.SGD and not self.local.momentum
-            plain = sgd or self.local.optimizer is Optimizer.ADAM
+            plain = self.local.is_plain and (sgd or self.local.optimizer is Optimizer.ADAM)
             # The compiled loop's products are cut into pieces that need no threads.
             narrow = self.local.batch_size * widths.max() <= ONE_THREAD // 8
             return TrainingMethod.COMPILED if plain and narrow else TrainingMethod.BATCHED
-        if network is not None:
+        if network is not None and self.local.is_plain and self.local.lr_schedule is None:
             return TrainingMethod.CONVOLUTION
         if self.model.has(*_ONE_BY_ONE):
             return TrainingMethod.LOOP
@@ -201,7 +203,7 @@ def trainer_for(model: Model, clients: UserClients, local: LocalTraining) -> Loc
     It trains many at once only where each holds one tensor of inputs and one of labels and the loss tells rows apart.
     """
     client, found = clients.first()
-    if model.device == CPU and model.step is None and found.are_tensors:
+    if model.device == CPU and model.step is None and isinstance(found, Examples) and found.are_tensors:
         few = found.take(np.arange(min(2, len(found))))
         values = model.unflatten(model.initial()) | model.fixed()
         if model.losses_of(model.training, values, few.inputs, few.labels).shape == (len(few),):
