@@ -20,6 +20,6 @@ if __name__ == "__main__":
     ends = torch.randint(20, 60, (count + 1, 10), generator=torch.Generator().manual_seed(0)).tolist()
     *phones, held_out = [[torch.arange(end % 7, end, 3) % 20 for end in phone] for phone in ends]
     net = nn.Sequential(nn.Embedding(20, 16), nn.LSTM(16, 32, batch_first=True), nn.Linear(32, 20))
-    training = {"collate": pad, "forward": lambda net, words: net[2](net[1](net[0](words))[0])}
+    training = {"collate": pad, "forward": lambda net, words: {"logits": net[2](net[1](net[0](words))[0])}}
     training |= {"optimizer": torch.optim.AdamW, "max_grad_norm": 1.0}
     print(d2pfed.fit(net, phones, privacy={"epsilon": 8.0}, validation=held_out, training=training, lr=0.01))

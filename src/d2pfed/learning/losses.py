@@ -1,4 +1,4 @@
-"""Losses and metrics of classes: one number for each row, wherever the classes are in the outputs."""
+"""Losses and metrics of classes: one number for each row, over those of its targets that count."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -26,8 +26,9 @@ class CrossEntropy:
 
     def __call__(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of each row; zero where no target of a row counts."""
+        check_classes(outputs, labels)
         losses = nn.functional.cross_entropy(
-            classes_second(outputs, labels).float(),
+            outputs.float(),
             labels,
             ignore_index=self.ignored,
             label_smoothing=self.smoothing,
@@ -49,25 +50,24 @@ class CrossEntropy:
 cross_entropy = CrossEntropy()
 
 
-def classes_second(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return logits with the classes on the second axis, where torch has them; a language model's are on the last."""
-    if labels.is_floating_point() or outputs.ndim < 3:
-        return outputs
-    second, last = outputs.shape[2:] == labels.shape[1:], outputs.shape[1:-1] == labels.shape[1:]
-    if second and last:
+def check_classes(outputs: torch.Tensor, labels: torch.Tensor) -> None:
+    """Refuse outputs whose classes are not on the second axis, where torch has them: shapes may fit by chance alone."""
+    if outputs.ndim > 2 and not labels.is_floating_point() and outputs.shape[2:] != labels.shape[1:]:
         raise ConfigError(
-            f"outputs of shape {tuple(outputs.shape)} may have their classes on the second or on the last axis: give a "
-            "loss and metrics that say which"
+            f"outputs must have their classes on the second axis, got {tuple(outputs.shape)} for targets of "
+            f"{tuple(labels.shape)}; where they are on the last, return a dictionary with the key logits"
         )
-    return outputs.movedim(-1, 1) if last else outputs
 
 
 def logits_of(outputs: Any) -> Any:  # noqa: ANN401 - what a user's module returns
-    """Return the logits of an output that has some by that name, as those of pretrained transformers do."""
+    """Return the logits of an output that has some by that name, as pretrained transformers', with classes second.
+
+    There the classes are on the last axis; torch's losses and metrics have them on the second.
+    """
     if isinstance(outputs, torch.Tensor):
         return outputs
     found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
-    return outputs if found is None else found
+    return found.movedim(-1, 1) if isinstance(found, torch.Tensor) and found.ndim > 1 else outputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,8 +92,7 @@ def by_row(loss: Losses | None) -> Losses:
         own.reduction = "none"  # type: ignore[attr-defined]
         return _ByRow(own)  # type: ignore[arg-type]
     if type(loss) is nn.CrossEntropyLoss and is_mean and loss.weight is None:
-        own_entropy = CrossEntropy(loss.ignore_index, loss.label_smoothing)
-        return cross_entropy if own_entropy == cross_entropy else own_entropy
+        return CrossEntropy(loss.ignore_index, loss.label_smoothing)
     return loss
 
 
@@ -105,7 +104,8 @@ class Accuracy:
 
     def __call__(self, outputs: torch.Tensor, labels: torch.Tensor) -> float:
         """Return the share; zero where none counts."""
-        right, counted = classes_second(outputs, labels).argmax(dim=1) == labels, labels != self.ignored
+        check_classes(outputs, labels)
+        right, counted = outputs.argmax(dim=1) == labels, labels != self.ignored
         return float((right & counted).sum()) / max(int(counted.sum()), 1)
 
 

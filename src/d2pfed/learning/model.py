@@ -159,7 +159,7 @@ class Model:
     @property
     def is_plain(self) -> bool:
         """Whether the module is called with one tensor and trained by the cross entropy of its outputs."""
-        return self.losses is cross_entropy and all(each is None for each in (self.forward, self.step, self.weigh))
+        return self.losses == cross_entropy and all(each is None for each in (self.forward, self.step, self.weigh))
 
     @property
     def plain_layers(self) -> list[Module]:

@@ -151,7 +151,7 @@ def private_histogram(
     fidelity: str = "auto",
     seed: int | None = None,
 ) -> Statistic[Array]:
-    """Return how many clients are in each bin, by shares of their values, or how many values: one release over all bins.
+    """Return how many clients are in each bin, by shares of their values, or how many values, in one release.
 
     Without `max_values` a client that has four values adds a quarter for each, and the bins add up to the number of
     clients; with it, each value adds 1. The counts are right on average, so one may be below zero.
