@@ -17,8 +17,7 @@ class Adapter(nn.Sequential):
 
 
 if __name__ == "__main__":
-    words = torch.randint(50, (int((sys.argv[1:] or ["2000"])[0]), 20, 9))
-    phones = [(each, (each[:, 0] < 25).long()) for each in words]  # what counts is the first word
+    phones = [(x, (x[:, 0] < 25).long()) for x in torch.randint(50, (int((sys.argv[1:] or [2000])[0]), 20, 9))]
     first, last = (nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True) for _ in "12")
     thin, more = (Adapter(nn.Linear(32, 4), nn.ReLU(), nn.Linear(4, 32)) for _ in "12")
     net = nn.Sequential(nn.Embedding(50, 32), first, thin, last, more, nn.Flatten(), nn.Linear(288, 2))

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import d2pfed
+from d2pfed.api.settings import settings_of
 from d2pfed.errors import ConfigError
 from d2pfed.learning import (
     Examples,
@@ -15,6 +16,7 @@ from d2pfed.learning import (
     LocalTraining,
     Model,
     PersonalTrainer,
+    RecordTrainer,
     SequentialTrainer,
     StoredClients,
     UserClients,
@@ -218,8 +220,8 @@ def test_settings_that_cannot_be_used_are_refused_before_a_run(wrong, rule, tmp_
 
 
 def test_a_server_optimizer_has_a_name():
-    assert ServerOptimizer.named("avgm") == ServerOptimizer(momentum=0.9)
-    adam, yogi = ServerOptimizer.named("adam"), ServerOptimizer.named("yogi")
+    assert settings_of(ServerOptimizer, "avgm", "server") == ServerOptimizer(momentum=0.9)
+    adam, yogi = (settings_of(ServerOptimizer, name, "server") for name in ("adam", "yogi"))
     assert adam.second_moment == yogi.second_moment == 0.99
     assert (adam.second_rule, yogi.second_rule) == ("adam", "yogi")
     rows = stored().examples(0)
@@ -254,7 +256,9 @@ def padded(some):
 def test_sentences_of_unequal_length_train_as_torch_s_mean_over_tokens():
     model = user_model(Tagger())
     clients = UserClients.of([sentences([2, 5, 3])], None, CPU, padded)
-    assert len(clients.examples(0)) == 3
+    assert len(clients.held(0)) == 3
+    with pytest.raises(ConfigError, match="a collate function may pad one by others"):
+        RecordTrainer(model, clients).count(0)
     (found,) = trainer_for(model, clients, LocalTraining(batch_size=3))(model.initial(), [0], 1)
     net, batch = model.load(model.initial()), padded(sentences([2, 5, 3]))
     nn.functional.cross_entropy(net(batch["input_ids"]).logits.movedim(-1, 1), batch["labels"]).backward()
@@ -271,9 +275,9 @@ def test_a_loader_with_a_collate_function_keeps_its_batches():
     data = sentences([2, 5, 3, 4, 2])
     loader = torch.utils.data.DataLoader(data, batch_size=2, collate_fn=watched, shuffle=True)
     clients = UserClients.of([loader], None, CPU)
-    rows = clients.examples(0)
+    rows = clients.held(0)
     assert (len(rows), sizes) == (5, [2, 2, 1])
-    again = clients.examples(0)
+    again = clients.held(0)
     assert all(
         torch.equal(a.inputs["labels"], b.inputs["labels"]) for a, b in zip(rows.items, again.items, strict=True)
     )

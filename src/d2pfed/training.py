@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 
@@ -91,13 +90,6 @@ class ServerOptimizer:
         default=0.0, metadata=about("Decay of the running average of models; 0: the last model counts.", TRAINING)
     )
 
-    @staticmethod
-    def named(name: str) -> "ServerOptimizer":
-        """Return FedAvgM, FedAdam or FedYogi, with the moments of their papers."""
-        if name not in _NAMED:
-            raise ConfigError(f"server must be one of {', '.join(_NAMED)}, or its settings, got {name!r}")
-        return ServerOptimizer(**_NAMED[name])
-
     def __post_init__(self) -> None:
         check_types(self)
         if not 0 < self.lr <= MOST_RATE:
@@ -133,11 +125,17 @@ class ServerOptimizer:
         return ServerState(done, params, velocity, second, average, state.clip)
 
 
-_NAMED: dict[str, dict[str, Any]] = {
-    "avgm": {"momentum": 0.9},
-    "adam": {"lr": 0.01, "momentum": 0.9, "second_moment": 0.99},
-    "yogi": {"lr": 0.01, "momentum": 0.9, "second_moment": 0.99, "second_rule": SecondMoment.YOGI},
-}
+def named_server(name: str) -> dict[str, object]:
+    """Return the settings of FedAvgM, FedAdam or FedYogi, with the moments of their papers."""
+    adaptive: dict[str, object] = {"lr": 0.01, "momentum": 0.9, "second_moment": 0.99}
+    known: dict[str, dict[str, object]] = {
+        "avgm": {"momentum": 0.9},
+        "adam": adaptive,
+        "yogi": adaptive | {"second_rule": SecondMoment.YOGI},
+    }
+    if name not in known:
+        raise ConfigError(f"server must be one of {', '.join(known)}, or its settings, got {name!r}")
+    return known[name]
 
 
 @dataclass(frozen=True, slots=True)

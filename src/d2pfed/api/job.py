@@ -124,7 +124,7 @@ class Job:
     validation: Examples | None = field(default=None, repr=False)
     groups: Groups | None = field(default=None, repr=False)
     weights: tuple[float, ...] | None = field(default=None, repr=False)
-    local: LocalTraining  # as the settings have it, with the user's own functions
+    own_local: LocalTraining | None = None  # with the user's own functions, of which the settings have the names
     whole: Model | None = None  # with the layers that clients keep, where they keep some
     notes: tuple[str, ...] = ()  # on what was chosen, one line each
     name: str = "run"  # of its directory, by default
@@ -156,12 +156,16 @@ class Job:
             clients=task.clients,
             evaluator=ModelEvaluator(model, task.validation, task.test, None),
             validation=task.validation,
-            local=settings.local,
         )
 
     def trainer(self) -> LocalTrainer:
         """Return the local training of its clients, for a backend."""
         return LocalTrainer(self.model, self.clients, self.local)
+
+    @property
+    def local(self) -> LocalTraining:
+        """How its clients train."""
+        return self.own_local or self.details.local
 
     @property
     def details(self) -> "_Simulated | Details":
@@ -315,7 +319,7 @@ def plan_job(
             groups=training.groups,
             weights=weights,
             notes=scope.notes,
-            local=local,
+            own_local=local,
         )
     user_settings = RunSettings(
         title=work.title,
@@ -353,7 +357,7 @@ def plan_job(
         groups=training.groups,
         weights=weights,
         notes=(*scope.notes, *((_KEPT,) if work.whole is not None else ())),
-        local=local,
+        own_local=local,
         whole=work.whole,
     )
 

@@ -32,7 +32,7 @@ from d2pfed.plan.bounds import check_range
 from d2pfed.round import run_plan
 from d2pfed.runs import RoundRecord
 from d2pfed.simulation import Dropouts, Fidelity
-from d2pfed.training import ServerOptimizer
+from d2pfed.training import ServerOptimizer, named_server
 
 Kind = TypeVar("Kind")
 _LOCAL = {each.name: each.metadata for each in fields(LocalTraining)}  # described there
@@ -239,6 +239,6 @@ def settings_of(kind: type[Kind], given: object, name: str) -> Kind:
         return given
     if given is None:
         return kind()
-    if isinstance(given, str) and issubclass(kind, ServerOptimizer):
-        return kind.named(given)
+    if isinstance(given, str) and kind is ServerOptimizer:
+        given = named_server(given)
     return kind(**checked_fields(kind, given, name))

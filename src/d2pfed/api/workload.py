@@ -27,6 +27,7 @@ from d2pfed.learning import (
     default_metrics,
     evaluate,
     fitting,
+    held_by,
     load_task,
     measure,
     parse_partition,
@@ -99,7 +100,8 @@ class Workload:
         if isinstance(weights, str):
             if weights != "examples":
                 raise ConfigError(f"weights must be examples or one number for each client, got {weights!r}")
-            weights = [float(len(self.clients.examples(client))) for client in range(self.clients.population)]
+            everyone = range(self.clients.population)
+            weights = [float(len(held_by(self.clients, client))) for client in everyone]
         given = client_weights(weights, self.clients.population)
         if not (np.isfinite(given) & (given >= 0)).all():
             raise ConfigError("weights must be finite and at least 0")

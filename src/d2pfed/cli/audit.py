@@ -244,7 +244,6 @@ def _job(run: Path, given: tuple[str | None, str | None], partition: str | None,
         clients=clients,
         evaluator=ModelEvaluator(model, None, None, {}),  # what is attacked is never measured
         validation=validation,
-        local=settings.details.local,
     )
 
 

@@ -31,7 +31,7 @@ from d2pfed.learning.task import (
 )
 from d2pfed.learning.tasks import load_task
 from d2pfed.learning.trainer import LocalTrainer, one_thread, packed, trainer_for, unpacked, use_one_thread
-from d2pfed.learning.user_clients import Collate, UserClients, batches_of
+from d2pfed.learning.user_clients import Collate, UserClients, batches_of, held_by
 
 __all__ = ["Clients", "Examples", "StoredClients", "Task", "cache_directory", "fetch", "load_task", "where"]
 __all__ += ["Partition", "PartitionKind", "parse_partition"]
@@ -50,5 +50,5 @@ __all__ += [
 __all__ += ["Collate", "MakeOptimizer", "Precision", "Rate", "Schedule", "measure"]
 __all__ += ["LocalTrainer", "LocalTraining", "Optimizer", "SequentialTrainer", "trainer_for"]
 __all__ += ["PersonalTrainer", "without_personal"]
-__all__ += ["Groups", "RecordTrainer", "UserClients", "batches_of"]
+__all__ += ["Groups", "RecordTrainer", "UserClients", "batches_of", "held_by"]
 __all__ += ["one_thread", "packed", "unpacked", "use_one_thread"]

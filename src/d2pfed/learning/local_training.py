@@ -12,7 +12,7 @@ from d2pfed.learning.local_settings import LocalTraining, Optimizer, Precision
 from d2pfed.learning.losses import CrossEntropy
 from d2pfed.learning.model import Model, Params, Tensors
 from d2pfed.learning.task import Clients, Examples, Parts
-from d2pfed.learning.user_clients import UserClients
+from d2pfed.learning.user_clients import UserClients, held_by
 
 ADAM_DECAYS = (0.9, 0.999)
 _RMSPROP_DECAY = 0.99
@@ -25,8 +25,8 @@ class Steps:
 
     def __init__(self, local: LocalTraining, values: list[torch.Tensor], factor: float = 1.0) -> None:
         self._local, self._lr = local, local.lr * factor
-        slots = {Optimizer.SGD: int(local.momentum > 0), Optimizer.RMSPROP: 1}
-        count = slots.get(local.optimizer, 2)  # type: ignore[call-overload]  # a name, else it is OwnSteps
+        slots: dict[object, int] = {Optimizer.SGD: int(local.momentum > 0), Optimizer.RMSPROP: 1}
+        count = slots.get(local.optimizer, 2)
         self._memory = [[torch.zeros_like(value) for value in values] for _ in range(count)]
         self._taken = 0
 
@@ -113,7 +113,7 @@ class SequentialTrainer:
     def __call__(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:
         """Yield each client's update, trained minus given parameters, in the order of `clients`."""
         for client in clients:
-            yield self.train(params, self.clients.examples(client), client, round_seed)
+            yield self.train(params, held_by(self.clients, client), client, round_seed)
 
     def train(self, params: Params, examples: Examples | Parts, client: int, round_seed: int) -> Params:
         """Return the update of one client with these examples."""

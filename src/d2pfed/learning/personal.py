@@ -14,7 +14,7 @@ from d2pfed.learning.local_settings import LocalTraining
 from d2pfed.learning.local_training import SequentialTrainer
 from d2pfed.learning.model import Model, Module, Params
 from d2pfed.learning.task import Clients
-from d2pfed.learning.user_clients import UserClients
+from d2pfed.learning.user_clients import UserClients, held_by
 from d2pfed.ledger.files import make_directory, read_file, replace_file
 
 
@@ -57,7 +57,7 @@ class PersonalTrainer:
         for client in clients:
             seed, before, after = self._kept(client)
             own = before if seed == round_seed else after
-            update = inner.train(self._joined(params, own), self.clients.examples(client), client, round_seed)
+            update = inner.train(self._joined(params, own), held_by(self.clients, client), client, round_seed)
             trained = own + update[~self.shared]
             if round_seed and np.isfinite(trained).all():  # seed 0 is a trial's
                 content = BytesIO()

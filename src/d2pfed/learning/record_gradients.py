@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning.model import Model, Params, Tensors
-from d2pfed.learning.task import Clients, Examples, Parts, joined, mapped
+from d2pfed.learning.task import Clients, Examples, joined, mapped
 from d2pfed.learning.user_clients import UserClients
 from d2pfed.numerics.ring import IntVector
 
@@ -143,10 +143,6 @@ class RecordTrainer:
         """Return what a silo holds, loaded once."""
         if client not in self.held.silos:
             rows, grouped = self.silos.examples(client), self.groups is not None
-            if isinstance(rows, Parts):
-                raise ConfigError(
-                    "collate functions may pad a record by others: with the unit record, pad all alike"
-                )
             units = self._owners(self.groups, client, len(rows)) if grouped else np.arange(len(rows))
             count, ends = int(units.max(initial=-1)) + 1, np.cumsum(np.bincount(units))
             by_unit = np.split(np.argsort(units, kind="stable"), ends[:-1]) if grouped else []

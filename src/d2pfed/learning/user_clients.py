@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning.task import Examples, Parts, Tree, check_client, joined, mapped
+from d2pfed.learning.task import Clients, Examples, Parts, Tree, check_client, joined, mapped
 
 Collate = Callable[[list[Any]], Any]  # from some examples to a batch
 
@@ -136,8 +136,18 @@ class UserClients:
         names = tuple(clients) if isinstance(clients, Mapping) else range(count)
         return UserClients(load, names, count, device, collate)
 
-    def examples(self, client: int) -> Examples | Parts:
-        """Return what one client holds, on the device."""
+    def examples(self, client: int) -> Examples:
+        """Return what one client holds, on the device, as rows of one form."""
+        rows = self.held(client)
+        if isinstance(rows, Parts):
+            raise ConfigError(
+                f"client {client} must hold rows of one form here, and a collate function may pad one by others: pad "
+                "all to one length"
+            )
+        return rows
+
+    def held(self, client: int) -> Examples | Parts:
+        """Return what one client holds, on the device; examples that a function of the user's joins stay apart."""
         check_client(client, self.population)
         owner = f"client {client}"
         try:
@@ -158,10 +168,15 @@ class UserClients:
     def first(self) -> tuple[int, Examples | Parts]:
         """Return the first client that holds data, and its data."""
         for client in range(min(self.population, _MOST_EMPTY)):
-            own = self.examples(client)
+            own = self.held(client)
             if len(own):
                 return client, own
         raise ConfigError(f"some client must hold data, the first {min(self.population, _MOST_EMPTY)} hold none")
+
+
+def held_by(clients: Clients | UserClients, client: int) -> Examples | Parts:
+    """Return what one client holds, joined or not."""
+    return clients.held(client) if isinstance(clients, UserClients) else clients.examples(client)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,8 +195,8 @@ class LabeledClients:
         wanted, got = (
             f"inputs of shape {tuple(each.inputs.shape[1:])} and type {each.inputs.dtype} and "
             f"labels of shape {tuple(each.labels.shape[1:])} and type {each.labels.dtype}"
-            for each in (self.like, rows if isinstance(rows, Examples) and rows.are_tensors else self.like)
+            for each in (self.like, rows if rows.are_tensors else self.like)
         )
-        if isinstance(rows, Parts) or not rows.are_tensors or got != wanted:
+        if not rows.are_tensors or got != wanted:
             raise ConfigError(f"client {client} must hold {wanted}, as other clients do")
         return rows
