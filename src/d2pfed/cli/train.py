@@ -50,7 +50,7 @@ TARGET = FieldOptions(
     },
     left_out=("dimension", "draws", "consistency", "attempts_per_round"),
 )
-LOCAL = FieldOptions(kind=LocalTraining, defaults={"lr": 0.2, "epochs": 5})
+LOCAL = FieldOptions(kind=LocalTraining, defaults={"lr": 0.2, "epochs": 5}, left_out=("rounds",))
 SERVER = FieldOptions(
     kind=ServerOptimizer, prefix="server_", defaults={"lr": 2.0, "momentum": 0.7, "averaging": 0.8}
 )

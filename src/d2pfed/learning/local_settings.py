@@ -83,7 +83,7 @@ class LocalTraining:
     precision: Precision | None = field(
         default=None, metadata=_later("In which numbers clients train: float32, or bf16 by autocast.", "float32")
     )
-    rounds: int | None = field(default=None, metadata=OMITTED_IF_NONE)  # that lr_schedule is over
+    rounds: int | None = field(default=None, metadata=_later("The rounds that lr_schedule is over.", "none"))
 
     def __post_init__(self) -> None:
         check_types(self)

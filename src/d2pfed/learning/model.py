@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning.losses import IGNORED, CrossEntropy, Losses, by_row, cross_entropy, logits_of
+from d2pfed.learning.losses import IGNORED, CrossEntropy, Losses, by_row, cross_entropy, seen_by
 from d2pfed.learning.task import Examples, Tree, mapped
 
 Module = nn.Module
@@ -35,8 +35,8 @@ class Model:
     its value and costs nothing. Shared parameters count once, under any of their names. Buffers never leave a
     client: each starts from the module's. `forward` says how the module is called, where inputs are not one tensor, a
     tuple of arguments or a dictionary of them. `step` takes the place of forward and loss. `weigh` gives each example
-    a factor of its loss in training. Of outputs that have logits, these count; of inputs that are a dictionary without
-    targets, its `labels` are the targets.
+    a factor of its loss in training. Torch's losses see the logits of outputs that have some. Inputs that are a
+    dictionary without targets have them under `labels`.
     """
 
     module: Module = field(repr=False)
@@ -118,7 +118,7 @@ class Model:
         """Return the losses of a batch by `training`, which may change the buffers among `values`, or by `scoring`."""
         if self.step is None:
             inputs, labels = self.paired(inputs, labels)
-            found = self.losses(self.outputs_of(module, values, inputs), labels)
+            found = self.losses(seen_by(self.losses, self.outputs_of(module, values, inputs)), labels)
         else:
             found = _call(module, values, self.step, inputs if labels is None else (inputs, labels))
         if self.weigh is None or module is not self.training:
@@ -146,11 +146,11 @@ class Model:
     def outputs_of(self, module: Module, values: Tensors, inputs: Any) -> Any:  # noqa: ANN401 - any data
         """Return what the module, `training` or `scoring`, makes of inputs."""
         if self.forward is not None:
-            return logits_of(_call(module, values, self.forward, inputs))
+            return _call(module, values, self.forward, inputs)
         if isinstance(inputs, Mapping):
-            return logits_of(torch.func.functional_call(module, values, (), dict(inputs)))
+            return torch.func.functional_call(module, values, (), dict(inputs))
         given = inputs if isinstance(inputs, tuple) else (inputs,)
-        return logits_of(torch.func.functional_call(module, values, given))
+        return torch.func.functional_call(module, values, given)
 
     def has(self, *kinds: type[Module]) -> bool:
         """Tell whether a layer in training mode is of one of these kinds."""
@@ -310,13 +310,13 @@ def measure(
                 None if model.step is not None and not metrics else model.outputs_of(model.scoring, values, inputs)
             )
             if model.step is None:
-                losses = model.losses(found, labels)
+                losses = model.losses(seen_by(model.losses, found), labels)
             else:
                 losses = model.losses_of(model.scoring, values, here.inputs, here.labels)
             loss += float(model.mean_of(losses.double(), labels)) * len(batch)
             count += len(batch)
             if metrics:
-                outputs.append(mapped(torch.Tensor.cpu, found))
+                outputs.append(mapped(torch.Tensor.cpu, seen_by(next(iter(metrics.values())), found)))
                 targets.append(mapped(torch.Tensor.cpu, labels))
         if not count:
             return {}
