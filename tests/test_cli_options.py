@@ -142,7 +142,11 @@ def test_names_are_accepted_for_every_enumeration():
         (PrivacyTarget, {"epsilon": None}, "epsilon must be a number, got None"),
         (PrivacyTarget, {"epsilon": 10**400}, "epsilon must be a number that a float holds, got a number of"),
         (PrivacyTarget, {"delta": "x"}, "delta must be a number or None, got 'x'"),
-        (LocalTraining, {"optimizer": "nope"}, "optimizer must be one of sgd, adam, rmsprop, got 'nope'"),
+        (
+            LocalTraining,
+            {"optimizer": "nope"},
+            "optimizer must be one of sgd, adam, adamw, rmsprop, own, got 'nope'",
+        ),
         (LocalTraining, {"epochs": 1.5}, "epochs must be a whole number, got 1.5"),
         (ServerOptimizer, {"lr": "fast"}, "lr must be a number, got 'fast'"),
     ],

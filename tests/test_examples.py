@@ -3,9 +3,11 @@
 import json
 import re
 import runpy
+import struct
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -35,6 +37,23 @@ def test_an_example_ends_in_its_result(name, tmp_path, monkeypatch, capsys):
     assert found is not None, shown
     assert int(found[1]) > 70
     assert re.search(r"epsilon against server: (3\.99\d*|4) at", shown)
+
+
+SMALL = {"idx.py": ["images", "labels", "30"], "lstm.py": ["30"], "adapters.py": ["30"]}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_example_of_25_lines_runs_in_small(name, tmp_path, monkeypatch, capsys):
+    assert len((ROOT / "examples" / name).read_text().splitlines()) <= 25
+    pixels, labels = np.zeros((60, 28, 28), np.uint8), np.arange(60, dtype=np.uint8) % 10
+    (tmp_path / "images").write_bytes(struct.pack(">4i", 0x803, 60, 28, 28) + pixels.tobytes())
+    (tmp_path / "labels").write_bytes(struct.pack(">2i", 0x801, 60) + labels.tobytes())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name, *SMALL[name]])
+    runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert "complete" in shown
+    assert re.search(r"validation: loss [\d.]+, accuracy [\d.]+", shown), shown
 
 
 def cells(notebook: Path, kind: str) -> list[dict]:

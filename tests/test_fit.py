@@ -563,7 +563,7 @@ BAD = [
         "rounds must be at most the population 60",
     ),
     ({"population": 7}, "population is the number of clients, 60, got 7"),
-    ({"training": {"optimizer": "adamw"}}, "optimizer must be one of sgd, adam, rmsprop, got 'adamw'"),
+    ({"training": {"optimizer": "adagrad"}}, "optimizer must be one of sgd, adam, adamw, rmsprop, own, got"),
     ({"run": {"backend": "threads"}}, "backend must be one of auto, processes, in-process, ray, got 'threads'"),
     ({"training": {"device": "tpu"}}, "device must be one of cpu, cuda, mps, got 'tpu'"),
     ({"training": {"device": "mps"}}, "device mps is not available on this machine"),

@@ -99,3 +99,10 @@ def test_a_modules_buffers_and_frozen_parameters_are_not_trained():
         trained_sizes(torch.nn.BatchNorm1d(3, affine=False))
     with pytest.raises(ConfigError, match="a torch module or arrays by name, got int"):
         trained_sizes(3)
+
+
+def test_what_is_personal_is_not_in_the_sum():
+    arrays = {"body.weight": np.zeros((2, 3)), "head.weight": np.zeros(4)}
+    assert trained_sizes(arrays, ["head.*"]) == {"body.weight": 6}
+    with pytest.raises(ConfigError, match="personal must name trained parameters"):
+        trained_sizes(arrays, ["tail.*"])

@@ -63,6 +63,7 @@ def test_fit_and_train_have_the_same_options():
     of_train = {each.name for each in typer.main.get_command(app).params}
     # A task and a model bring these along; fit fills in the rest, and shows progress as it is told.
     only_fit = {"loss", "metrics", "forward", "step", "groups", "validation", "test"}
+    only_fit |= {"collate", "example_weights", "personal"}
     only_fit |= {"dimension", "draws", "consistency", "attempts_per_round", "progress"}
     only_fit |= {"directory", "resume", "callbacks"}  # the same command goes on, and a callback is named
     # `dropouts` are those planned for, `lost` those simulated; `clear` is privacy=None.

@@ -12,7 +12,7 @@ from scipy.stats import chi2
 import d2pfed
 from d2pfed import Adjacency, BudgetExceeded, ConfigError, Ledger, PrivacyTarget, calibrate
 from d2pfed.ledger import Budget
-from d2pfed.plan import ideal_multiplier
+from d2pfed.plan import DEFAULT_TARGET, ideal_multiplier
 from d2pfed.plan.calibrate import _Draft
 from d2pfed.round import run_plan
 from d2pfed.statistics import metrics, release
@@ -176,7 +176,6 @@ def honest_error(clients, dimension, epsilon):
         spare=0,
         epsilon=epsilon,
         sampling="none",
-        adjacency="zero-out",
     )
     quorum, colluders = clients - math.floor(clients / 10), math.ceil(clients / 10)
     return ideal_multiplier(target) * 2 * math.sqrt(clients / (quorum - colluders))
@@ -306,7 +305,7 @@ def test_a_result_names_unit_adjacency_observers_and_warns_of_few_clients():
     for part in (
         "private sum over 10 clients",
         "against server and up to 1 colluding",
-        "for one client of norm at most 1, zero-out",
+        "for one client of norm at most 1, replace-one",
         "alone",
     ):
         assert part in text, text
@@ -318,9 +317,10 @@ def test_a_result_names_unit_adjacency_observers_and_warns_of_few_clients():
     assert result.guarantees[0].delta == pytest.approx(10**-1.1)
 
 
-def test_replace_one_needs_twice_the_noise():
-    wide = d2pfed.private_sum(np.eye(20), privacy={"adjacency": "replace-one", "dropouts": 0.0}, delta=1e-3)
-    narrow = d2pfed.private_sum(np.eye(20), privacy={"dropouts": 0.0}, delta=1e-3)
+def test_replace_one_is_the_default_as_in_training_and_has_twice_the_noise():
+    wide = d2pfed.private_sum(np.eye(20), privacy={"dropouts": 0.0}, delta=1e-3)
+    assert wide.plan.adjacency is DEFAULT_TARGET.adjacency is Adjacency.REPLACE_ONE
+    narrow = d2pfed.private_sum(np.eye(20), privacy={"adjacency": "zero-out", "dropouts": 0.0}, delta=1e-3)
     assert wide.standard_error[0] / narrow.standard_error[0] == pytest.approx(2, rel=0.02)
 
 
@@ -508,7 +508,7 @@ def contributions(monkeypatch):
     return last
 
 
-ODD = [math.nan, math.inf, -math.inf, None]
+ODD = [math.nan, math.inf, -math.inf, None, 10**400, type("NAType", (), {})()]  # the last is pandas' NA, by name
 OF_VALUES = {
     "sum": lambda values, **more: d2pfed.private_sum(values, clip=5.0, **more),
     "mean": lambda values, **more: d2pfed.private_mean(values, clip=5.0, **more),
@@ -519,7 +519,7 @@ OF_VALUES = {
 }
 
 
-@pytest.mark.parametrize("odd", ODD, ids=str)
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: str(odd)[:8])
 @pytest.mark.parametrize("statistic", OF_VALUES.values(), ids=OF_VALUES.keys())
 def test_a_record_that_is_not_finite_adds_nothing_and_is_no_error(contributions, statistic, odd):
     statistic([[1, 3, odd, 4], [4], [3]], privacy=RECORDS, **CALM)
@@ -530,7 +530,7 @@ def test_a_record_that_is_not_finite_adds_nothing_and_is_no_error(contributions,
     assert np.array_equal(np.delete(whole, 2, axis=0), contributions[0])  # to the bit
 
 
-@pytest.mark.parametrize("odd", ODD, ids=str)
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: str(odd)[:8])
 @pytest.mark.parametrize("statistic", list(OF_VALUES.values())[:-1], ids=list(OF_VALUES)[:-1])
 def test_a_client_whose_value_is_not_finite_adds_nothing_and_is_no_error(contributions, statistic, odd):
     result = statistic([4.0, odd, 3.0], **CALM)
@@ -539,7 +539,23 @@ def test_a_client_whose_value_is_not_finite_adds_nothing_and_is_no_error(contrib
     assert contributions[0].any()
 
 
-@pytest.mark.parametrize("odd", ODD, ids=str)
+def test_a_client_that_has_none_in_place_of_its_vector_adds_nothing(contributions):
+    result = d2pfed.private_mean([None, [1.0, 2.0], [3.0, 4.0]], bounds=(0, 10), **CALM)
+    assert result.value.shape == (2,)
+    assert [each.any() for each in contributions] == [False, True, True]
+
+
+def test_a_histogram_says_what_it_counts():
+    values = [[1.0, 1.0, 1.0, 3.0], [3.0], []]
+    shares = d2pfed.private_histogram(values, [0, 2, 4], **CALM)
+    counts = d2pfed.private_histogram(values, [0, 2, 4], max_values=4, **CALM)
+    assert shares.name == "private histogram (counting clients, by shares of their values)"
+    assert counts.name == "private histogram (counting values, up to 4 a client)"
+    assert near(shares, [0.75, 1.25])
+    assert near(counts, [3, 2])
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: str(odd)[:8])
 def test_a_vector_or_weight_that_is_not_finite_has_no_weight(contributions, odd):
     given = {"bounds": (0, 10), "max_weight": 4, **CALM}
     d2pfed.private_mean([[1.0, 2.0], [3.0, odd], [5.0, 6.0]], weights=[1, 2, 3], **given)

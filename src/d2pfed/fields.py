@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
 from numbers import Real
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from d2pfed.errors import ConfigError, shown
 
@@ -49,6 +49,7 @@ class Description:
     optional: bool
     parse: Callable[[str], object] | None
     filled_in: str
+    takes_function: bool
 
 
 def descriptions(kind: type) -> tuple[Description, ...]:
@@ -57,14 +58,16 @@ def descriptions(kind: type) -> tuple[Description, ...]:
     for item in dataclasses.fields(kind):
         if "help" not in item.metadata:
             continue
-        kinds = get_args(hints[item.name]) or (hints[item.name],)
+        hint = hints[item.name]
+        kinds = get_args(hint) or (hint,)
         found.append(
             Description(
                 name=item.name,
                 type=next(part for part in kinds if part is not type(None)),
                 default=dataclasses.MISSING if item.metadata["filled_in"] else item.default,
                 optional=type(None) in kinds,
-                **item.metadata,
+                takes_function=any(get_origin(part) is Callable for part in kinds),
+                **{name: item.metadata[name] for name in about("", "")},
             )
         )
     return tuple(found)
@@ -115,6 +118,8 @@ def convert(kind: type, values: Mapping[str, object]) -> dict[str, Any]:
 def _converted(each: Description, value: object) -> object:
     if each.parse is not None and isinstance(value, str):
         return each.parse(value)
+    if each.takes_function and callable(value):
+        return value
     if each.type in (int, float):
         return _number(each, value)
     if isinstance(value, each.type):

@@ -15,6 +15,7 @@ from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.round import Outcome
 
 MOST_RATE = 1e6  # greater steps than any float32 model outlives
+_SEED_BITS = 40  # of a round's seed that are its shuffle's; its number is above them
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,16 @@ class Cohorts:
 
 
 def shuffle_seed(run: str, number: int) -> int:
-    """Return the seed of the clients' shuffles in a round: public, and another one in every round of every run."""
-    return int.from_bytes(digest("shuffle", run, number)[:7], "little")
+    """Return the seed of the clients' shuffles in a round: public, and another one in every round of every run.
+
+    The round's number is in its upper bits: whoever trains by a schedule finds it there.
+    """
+    return number << _SEED_BITS | int.from_bytes(digest("shuffle", run, number)[: _SEED_BITS // 8], "little")
+
+
+def round_of(seed: int) -> int:
+    """Return the number of the round that a seed is of."""
+    return seed >> _SEED_BITS
 
 
 class SecondMoment(StrEnum):
@@ -114,6 +123,19 @@ class ServerOptimizer:
         weight = (1 - self.averaging) / (1 - self.averaging**done) if self.averaging else 1.0
         average = state.average + np.float32(weight) * (params - state.average)
         return ServerState(done, params, velocity, second, average, state.clip)
+
+
+def named_server(name: str) -> dict[str, object]:
+    """Return the settings of FedAvgM, FedAdam or FedYogi, with the moments of their papers."""
+    adaptive: dict[str, object] = {"lr": 0.01, "momentum": 0.9, "second_moment": 0.99}
+    known: dict[str, dict[str, object]] = {
+        "avgm": {"momentum": 0.9},
+        "adam": adaptive,
+        "yogi": adaptive | {"second_rule": SecondMoment.YOGI},
+    }
+    if name not in known:
+        raise ConfigError(f"server must be one of {', '.join(known)}, or its settings, got {name!r}")
+    return known[name]
 
 
 @dataclass(frozen=True, slots=True)

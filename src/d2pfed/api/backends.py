@@ -13,7 +13,7 @@ from d2pfed.accounting import Unit
 from d2pfed.api.settings import BackendName, RunOptions
 from d2pfed.api.trial import TolerantTrainer, UserTrainer, WeightedTrainer, clients_to_try, explained, first_line
 from d2pfed.errors import ConfigError, needs_extra
-from d2pfed.learning import RecordTrainer, UserClients, packed, trainer_for, use_one_thread
+from d2pfed.learning import PersonalTrainer, RecordTrainer, UserClients, packed, trainer_for, use_one_thread
 from d2pfed.noise.codec import FloatVector
 from d2pfed.simulation import Backend, SerialBackend, Silos, warm_up
 from d2pfed.simulation.process_backend import ProcessBackend, start_workers
@@ -79,7 +79,7 @@ def _tried_workers(trainer: UserTrainer, count: int, trial: tuple[FloatVector, i
     return None
 
 
-def backend_for(job: "Job", options: RunOptions) -> tuple[Backend, str]:
+def backend_for(job: "Job", options: RunOptions, path: Path) -> tuple[Backend, str]:
     """Start what trains the clients or silos of a job, tried before anything is charged, and say how it does."""
     params, plan, name = job.model.initial(), job.plan, options.backend
     if plan is not None and plan.unit is Unit.RECORD:
@@ -95,8 +95,11 @@ def backend_for(job: "Job", options: RunOptions) -> tuple[Backend, str]:
     client, others, is_ours, seconds = 0, [], not isinstance(job.clients, UserClients), math.inf
     if isinstance(job.clients, UserClients):
         client, *others = clients_to_try(job.clients)
+    if job.whole is not None:
+        trainer = personal_trainer(job, path)
+    elif isinstance(job.clients, UserClients):
         with explained(f"client {client} cannot be trained"):
-            trainer = trainer_for(job.model, job.clients, job.details.local)
+            trainer = trainer_for(job.model, job.clients, job.local)
     else:
         trainer = job.trainer().choose(params, range(job.clients.population))
     note = trainer.note
@@ -124,6 +127,13 @@ def backend_for(job: "Job", options: RunOptions) -> tuple[Backend, str]:
         is_ours=is_ours,
     )
     return backend, f"{how} {note}" if note else how
+
+
+def personal_trainer(job: "Job", path: Path) -> PersonalTrainer:
+    """Return what trains a run's clients where each keeps layers of its own."""
+    if job.whole is None:
+        raise ValueError("the clients of this run keep nothing")
+    return PersonalTrainer(job.whole, job.model, job.clients, job.local, path.resolve() / "personal")
 
 
 def _unsafe(trainer: UserTrainer) -> str:

@@ -2,15 +2,16 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file
 
-from d2pfed.api.backends import backend_for
+from d2pfed.api.backends import backend_for, personal_trainer
 from d2pfed.api.fingerprint import keep_fingerprint
 from d2pfed.api.job import Job, plan_job
 from d2pfed.api.progress import Watcher
@@ -44,7 +45,7 @@ def fit(
     epochs: int = 1,
     batch_size: int = 10,
     training: Training | Mapping[str, object] | None = None,
-    server: ServerOptimizer | Mapping[str, object] | None = None,
+    server: ServerOptimizer | Mapping[str, object] | str | None = None,
     early_stop: EarlyStop | None = None,
     directory: str | Path | None = None,
     resume: bool = False,
@@ -61,8 +62,9 @@ def fit(
         module: Any module whose rows of a batch do not mix; it is copied, not changed. For a named task also the name
             of a model, or None for the one that suits the task.
         clients: The data set of each client: a sequence, a mapping, or a function of a client's number (then give
-            `population`). A data set is a pair of tensors or arrays, a torch Dataset or a DataLoader, of any size,
-            and is loaded when its client is asked. Or the name of a task, such as digits, with data of its own.
+            `population`). A data set is a pair of tensors or arrays, a list of examples, a torch Dataset or a
+            DataLoader, of any size, and is loaded when its client is asked. Or the name of a task, such as digits,
+            with data of its own.
         privacy: The target; fields that only `fit` knows may be left out. A dictionary changes the default target:
             epsilon 1 against the server, each client in one round, 10 % dropouts and 10 % colluders. None trains in
             the clear.
@@ -72,14 +74,15 @@ def fit(
         validation: A data set to choose by, measured after rounds.
         test: A data set to report on, opened once at the end.
         loss: From outputs and targets to the loss of each example or their mean; None is the cross entropy.
-        metrics: Functions of all outputs and all targets, by name; None is the accuracy where loss is None.
+        metrics: Functions of all outputs and all targets, by name; None is the accuracy where loss is a cross entropy.
         lr: The clients' learning rate; where the unit is a record, a factor of the server's.
         epochs: The clients' passes over their data in a round.
         batch_size: The clients' batch size.
         training: Further settings of the clients' training, a `Training` or a dictionary of its fields: optimizer,
-            momentum, trainable, forward, step, device, weights, max_weight, groups.
-        server: How the server moves the model, a `ServerOptimizer` or a dictionary of its fields: lr, momentum,
-            second_moment (Adam's, or Yogi's by second_rule), lr_decay, averaging.
+            momentum, weight_decay, lr_schedule, step_schedule, max_grad_norm, proximal, precision, trainable, personal,
+            forward, step, collate, example_weights, device, weights, max_weight, groups.
+        server: How the server moves the model: avgm, adam or yogi, a `ServerOptimizer` or a dictionary of its fields:
+            lr, momentum, second_moment (Adam's, or Yogi's by second_rule), lr_decay, averaging.
         early_stop: A rule that ends the run, declared here so that its epsilon is honest.
         directory: Where the run is kept; None is a new one under `runs`. One that holds a run is refused, unless:
         resume: Go on with the run in `directory`, or under `runs` with that of the same name or settings; begin it if
@@ -157,8 +160,9 @@ def _existing(directory: object, name: str | None, *, resume: object) -> Path | 
     return Path(directory)
 
 
-def _new_directory(name: str) -> Path:
-    """Make a directory under `runs` that no other call has."""
+@contextmanager
+def _new_directory(name: str) -> Iterator[Path]:
+    """Make a directory under `runs` that no other call has; it goes again if nothing is written to it."""
     for number in count(1):
         path = Path("runs") / (name if number == 1 else f"{name}-{number}")
         try:
@@ -167,8 +171,12 @@ def _new_directory(name: str) -> Path:
             continue
         except OSError as error:
             raise ConfigError(f"cannot use the run directory {path}: {error.strerror}") from error
-        return path
-    raise AssertionError("there is always one more number")
+        break
+    try:
+        yield path
+    finally:
+        with suppress(OSError):  # it is not empty
+            path.rmdir()
 
 
 def _read_baseline(baseline: object) -> Baseline | None:
@@ -189,11 +197,11 @@ def _execute(job: Job, place: Path | None, options: RunOptions, *, resume: bool)
     check_name("a run's", name)
     baseline = _read_baseline(options.baseline)
     job.evaluator.rehearse(job.model.initial())
-    backend, line = backend_for(job, options)
-    notes = (*job.notes, line)
     with ExitStack() as stack:
+        path = place or (Path("runs") / name if resume else stack.enter_context(_new_directory(name)))
+        backend, line = backend_for(job, options, path)
         stack.enter_context(closing(backend))
-        path = place or (Path("runs") / name if resume else _new_directory(name))
+        notes = (*job.notes, line)
         is_begun = (path / "settings.json").exists()
         run = stack.enter_context(job.open(path, options.ledger))
         keep_fingerprint(path, job.fingerprint)
@@ -216,6 +224,7 @@ def _execute(job: Job, place: Path | None, options: RunOptions, *, resume: bool)
     stop = job.details.early_stop if summary.end is End.STOPPED else None
     return FitResult(
         module=job.model.load(params),
+        personal=None if job.whole is None else partial(personal_trainer(job, path).module, params),
         metrics=summary.metrics,
         test_metrics=summary.test_metrics or None,
         guarantees=summary.guarantees,

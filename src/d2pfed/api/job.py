@@ -12,6 +12,7 @@ from d2pfed.api.complete_target import scope_of
 from d2pfed.api.result import add_norms
 from d2pfed.api.settings import EarlyStop, Mode, RunOptions
 from d2pfed.api.workload import ModelEvaluator, Workload
+from d2pfed.deploy.state import may_outlive_rounds
 from d2pfed.errors import ConfigError
 from d2pfed.learning import (
     Clients,
@@ -21,7 +22,9 @@ from d2pfed.learning import (
     LocalTraining,
     Model,
     Optimizer,
+    Precision,
     RecordTrainer,
+    Schedule,
     Task,
     UserClients,
     fixed_content,
@@ -46,6 +49,7 @@ from d2pfed.simulation.federation import rehearse
 from d2pfed.training import Cohorts, SecondMoment, ServerOptimizer
 
 _LATER = canonical.OMITTED_IF_NONE
+_KEPT = "Personal layers stay with their clients: the metrics are those of the module with its initial ones."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,7 @@ class Details:
     early_stop: EarlyStop | None
     max_weight: float | None = field(default=None, metadata=_LATER)  # None: all weigh alike
     unit: str | None = field(default=None, metadata=_LATER)  # "owner" where rows have one
+    personal: tuple[str, ...] | None = field(default=None, metadata=_LATER)  # parameters that clients keep
     dropouts: Dropouts | None = field(default=None, metadata=_LATER)  # None: nobody is lost
     fidelity: Fidelity | None = field(default=None, metadata=_LATER)  # None: sums
 
@@ -98,7 +103,7 @@ _TYPES = TYPES | {
     kind.__name__: kind
     for kind in (
         *(RunSettings, PrivacyTarget, MechanismName, RotationName, ServerOptimizer, SecondMoment, ArrayShape),
-        *(_Simulated, Details, LocalTraining, Optimizer, Dropouts, Fidelity, EarlyStop, Mode),
+        *(_Simulated, Details, LocalTraining, Optimizer, Schedule, Precision, Dropouts, Fidelity, EarlyStop, Mode),
     )
 }
 
@@ -116,6 +121,8 @@ class Job:
     validation: Examples | None = field(default=None, repr=False)
     groups: Groups | None = field(default=None, repr=False)
     weights: tuple[float, ...] | None = field(default=None, repr=False)
+    own_local: LocalTraining | None = None  # with the user's own functions, of which the settings have the names
+    whole: Model | None = None  # with the layers that clients keep, where they keep some
     notes: tuple[str, ...] = ()  # on what was chosen, one line each
     name: str = "run"  # of its directory, by default
     fingerprint: Mapping[str, str] = field(default_factory=dict, repr=False)  # of module, functions and data
@@ -151,7 +158,12 @@ class Job:
 
     def trainer(self) -> LocalTrainer:
         """Return the local training of its clients, for a backend."""
-        return LocalTrainer(self.model, self.clients, self.details.local)
+        return LocalTrainer(self.model, self.clients, self.local)
+
+    @property
+    def local(self) -> LocalTraining:
+        """How its clients train."""
+        return self.own_local or self.details.local
 
     @property
     def details(self) -> "_Simulated | Details":
@@ -260,15 +272,9 @@ def plan_job(
         count_units=lambda: RecordTrainer(model, clients, training.groups).count_all(),
         is_main_job=work.is_main_job,
     )
-    local = LocalTraining(optimizer=training.optimizer, momentum=training.momentum, **steps)
+    local = training.local(scope.rounds, **steps)
     if scope.target is not None and scope.target.unit is Unit.RECORD:
-        usual = LocalTraining(lr=local.lr)  # one gradient of each record: no local steps
-        for name in ("optimizer", "momentum", "epochs", "batch_size"):
-            if getattr(local, name) != getattr(usual, name):
-                raise ConfigError(
-                    f"with the unit record a round is one step over a secret batch (batch_rate), got {name} "
-                    f"{getattr(local, name)}; the server's momentum and Adam can be used"
-                )
+        _check_records(local, work)
         server = replace(server, lr=server.lr * local.lr)
     elif training.groups is not None:
         raise ConfigError("groups are for privacy with the unit record")
@@ -285,13 +291,18 @@ def plan_job(
         raise ConfigError("weights are for private training, and privacy is None")
     weights = work.weights()
     plan = None if scope.target is None else calibrate(scope.target, training.max_weight)
+    if work.whole is not None and plan is not None and not may_outlive_rounds(plan):
+        raise ConfigError(
+            "personal layers would tell in which rounds a client was, and drawn cohorts count on nobody learning that: "
+            "choose sampling once or none"
+        )
     if work.names is not None and work.task is not None:
         settings = Settings(
             task=work.names[0],
             data=work.data,
             model=work.names[1],
             target=scope.described(model.dimension),
-            local=local,
+            local=local.described(),
             server=server,
             dropouts=options.dropouts,
             fidelity=options.fidelity,
@@ -308,6 +319,7 @@ def plan_job(
             weights=weights,
             notes=scope.notes,
             fingerprint=work.fingerprint,
+            own_local=local,
         )
     user_settings = RunSettings(
         title=work.title,
@@ -319,13 +331,16 @@ def plan_job(
         seed=seed,
         stop_is_blind=options.stop_is_blind,
         details=Details(
-            local=local,
+            local=local.described(),
             cohort_size=scope.sampling.cohort_size,
             loss=work.loss,
             fixed=fixed_digest(model),
             early_stop=early_stop,
             max_weight=training.max_weight,
             unit=None if training.groups is None else "owner",
+            personal=None
+            if work.whole is None
+            else tuple(each for each in work.whole.names if each not in model.names),
             dropouts=None if options.dropouts == Dropouts() else options.dropouts,
             fidelity=None if options.fidelity is Fidelity.SUM else options.fidelity,
         ),
@@ -341,9 +356,24 @@ def plan_job(
         evaluator=work.evaluator,
         groups=training.groups,
         weights=weights,
-        notes=scope.notes,
+        notes=(*scope.notes, *((_KEPT,) if work.whole is not None else ())),
         fingerprint=work.fingerprint,
+        own_local=local,
+        whole=work.whole,
     )
+
+
+def _check_records(local: LocalTraining, work: Workload) -> None:
+    """Refuse what only whole clients can have, where the unit is a record: it gives one gradient."""
+    usual = LocalTraining(lr=local.lr)
+    for name in (each.name for each in fields(LocalTraining) if each.name != "lr"):
+        if getattr(local, name) != getattr(usual, name):
+            raise ConfigError(
+                f"with the unit record a round is one step over a secret batch (batch_rate), got {name} "
+                f"{getattr(local, name)}; the server's momentum and Adam can be used"
+            )
+    if work.whole is not None or work.training.collate is not None:
+        raise ConfigError("personal layers and collate are for the unit client: a record is seen by itself alone")
 
 
 def array_shapes(model: Model) -> tuple[ArrayShape, ...]:
@@ -372,6 +402,16 @@ def read_settings(run: Path) -> RunSettings:
         raise ConfigError(
             f"{run} is not a private run of `fit` or `d2pfed train`, whose clients can be made again"
         )
-    if details.max_weight is not None or getattr(details, "unit", None) is not None:
-        raise ConfigError(f"the run in {run} has weights or owners of rows, which its directory does not have")
+    local, given = (
+        details.local,
+        (details.max_weight, getattr(details, "unit", None), getattr(details, "personal", None)),
+    )
+    if any(each is not None for each in given):
+        raise ConfigError(
+            f"the run in {run} has weights, owners of rows or personal layers, which its directory does not have"
+        )
+    if "own" in (local.optimizer, local.lr_schedule, local.step_schedule):
+        raise ConfigError(
+            f"the run in {run} has an optimizer or schedule of its own, which its directory does not have"
+        )
     return settings

@@ -1,7 +1,7 @@
 """What `fit` returns, as a person reads it in a terminal or a notebook."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -37,6 +37,7 @@ class FitResult:
         summary: What the run came to.
         plan_summary: Noise, bits and warnings of the plan; None in the clear.
         notes: What was chosen on the user's behalf, one line each.
+        personal: From a client to the module with the layers that it keeps; None where clients keep none.
     """
 
     module: Module
@@ -51,6 +52,7 @@ class FitResult:
     summary: RunSummary
     plan_summary: PlanSummary | None
     notes: tuple[str, ...] = field(default=())
+    personal: Callable[[int], Module] | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:

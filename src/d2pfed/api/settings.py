@@ -14,15 +14,29 @@ from d2pfed.api.progress import Watcher
 from d2pfed.api.result import FitResult
 from d2pfed.errors import ConfigError
 from d2pfed.fields import DATA, RUN, TRAINING, about, check_types, documented
-from d2pfed.learning import Forward, Groups, Module, Optimizer, Step
+from d2pfed.learning import (
+    Collate,
+    Forward,
+    Groups,
+    LocalTraining,
+    MakeOptimizer,
+    Module,
+    Optimizer,
+    Precision,
+    Rate,
+    Schedule,
+    Step,
+    Weigh,
+)
 from d2pfed.plan import Plan, guarantees
 from d2pfed.plan.bounds import check_name, check_range
 from d2pfed.round import run_plan
 from d2pfed.runs import RoundRecord
 from d2pfed.simulation import Dropouts, Fidelity
-from d2pfed.training import ServerOptimizer
+from d2pfed.training import ServerOptimizer, named_server
 
 Kind = TypeVar("Kind")
+_LOCAL = {each.name: each.metadata for each in fields(LocalTraining)}  # described there
 
 # Called with each round's record and a function that returns the module as it is after the round.
 Callback = Callable[[RoundRecord, Callable[[], Module]], object]
@@ -44,14 +58,26 @@ class Training:
 
     Beside the attributes below there are `trainable`: a pattern or patterns of parameter names, such as `head.*`, the
     others keep their values; `forward`: from the module and inputs to outputs, where the module is not called with the
-    inputs; `step`: from the module and a batch to its loss, in place of forward and loss; `weights`: a weight from 0 on
+    inputs; `step`: from the module and a batch to its loss, in place of forward and loss; `collate`: from a list of
+    examples to a batch, where they are of unequal length; `example_weights`: from inputs and targets to a factor of
+    each example's loss; `weights`: a weight from 0 on
     for each client, by which the mean update is weighted, or `examples` for how many it has: they are private, their
     sum is released beside the updates' in one vector; `groups`: where the unit of privacy is a record, for each silo
-    the owner of each row, such as a patient, all of whose rows in a silo are then one unit.
+    the owner of each row, such as a patient, all of whose rows in a silo are then one unit; `personal`: a pattern or
+    patterns of parameters that each client trains for itself and keeps.
+
+    An optimizer may be a function of parameters, such as `torch.optim.NAdam`: one that takes `lr` gets that of `fit`,
+    another has its own. A schedule may be a function from the share of rounds or steps that is done to a factor.
     """
 
-    optimizer: Optimizer = field(default=Optimizer.SGD, metadata=about("The clients' optimizer.", TRAINING))
-    momentum: float = field(default=0.0, metadata=about("The clients' momentum, for sgd.", TRAINING))
+    optimizer: Optimizer | MakeOptimizer = field(default=Optimizer.SGD, metadata=_LOCAL["optimizer"])
+    momentum: float = field(default=0.0, metadata=_LOCAL["momentum"])
+    weight_decay: float | None = field(default=None, metadata=_LOCAL["weight_decay"])
+    lr_schedule: Schedule | Rate | None = field(default=None, metadata=_LOCAL["lr_schedule"])
+    step_schedule: Schedule | Rate | None = field(default=None, metadata=_LOCAL["step_schedule"])
+    max_grad_norm: float | None = field(default=None, metadata=_LOCAL["max_grad_norm"])
+    proximal: float | None = field(default=None, metadata=_LOCAL["proximal"])
+    precision: Precision | None = field(default=None, metadata=_LOCAL["precision"])
     device: str = field(default="cpu", metadata=about("cpu, cuda or mps.", TRAINING))
     max_weight: float | None = field(
         default=None,
@@ -60,6 +86,9 @@ class Training:
     trainable: str | Sequence[str] = "*"
     forward: Forward | None = None
     step: Step | None = None
+    collate: Collate | None = None
+    example_weights: Weigh | None = None
+    personal: str | Sequence[str] = ()
     weights: Sequence[float] | str | None = None
     groups: Groups | None = None
 
@@ -68,6 +97,20 @@ class Training:
         if (self.weights is None) != (self.max_weight is None):
             given = "max_weight" if self.weights is None else "weights"
             raise ConfigError(f"weights and max_weight go together, got only {given}")
+        if self.collate is not None and not callable(self.collate):
+            raise ConfigError(
+                f"collate must be a function of a list of examples, got {type(self.collate).__name__}"
+            )
+        for name in ("optimizer", "lr_schedule", "step_schedule"):
+            if getattr(self, name) == "own":
+                raise ConfigError(f"{name} must be a function or one of the other names, got own")
+
+    def local(self, rounds: int, **steps: Any) -> LocalTraining:  # noqa: ANN401 - its fields
+        """Return how a client trains in a run of so many rounds; `steps` are lr, epochs and batch_size."""
+        shared = {
+            each.name: getattr(self, each.name) for each in fields(LocalTraining) if hasattr(self, each.name)
+        }
+        return LocalTraining(**shared, **steps, rounds=None if self.lr_schedule is None else rounds)
 
 
 class Mode(StrEnum):
@@ -218,4 +261,6 @@ def settings_of(kind: type[Kind], given: object, name: str) -> Kind:
         return given
     if given is None:
         return kind()
+    if isinstance(given, str) and kind is ServerOptimizer:
+        given = named_server(given)
     return kind(**checked_fields(kind, given, name))

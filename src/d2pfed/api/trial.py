@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning import LocalTrainer, Model, SequentialTrainer, UserClients, packed, unpacked
+from d2pfed.learning import (
+    Examples,
+    LocalTrainer,
+    Model,
+    PersonalTrainer,
+    SequentialTrainer,
+    UserClients,
+    held_by,
+    packed,
+    unpacked,
+)
 from d2pfed.noise.codec import FloatVector
 
 LOADED = 8  # clients whose data are loaded to be looked at, where they are no tensors or arrays
@@ -38,7 +48,7 @@ def first_line(error: BaseException) -> str:
 class WeightedTrainer:
     """Local training whose updates have their client's weight as last number."""
 
-    trainer: LocalTrainer | SequentialTrainer
+    trainer: LocalTrainer | SequentialTrainer | PersonalTrainer
     weights: tuple[float, ...] = field(repr=False)
 
     @property
@@ -52,7 +62,7 @@ class WeightedTrainer:
             yield np.append(update, np.float32(self.weights[client]))
 
 
-UserTrainer = LocalTrainer | SequentialTrainer | WeightedTrainer
+UserTrainer = LocalTrainer | SequentialTrainer | PersonalTrainer | WeightedTrainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +114,8 @@ def clients_to_try(clients: UserClients) -> list[int]:
         if isinstance(found, (list, tuple)) and len(found) == 2 and all(map(_is_array, found)):
             inputs, targets = found
         elif client < LOADED:
-            rows = clients.examples(client)
-            inputs, targets = rows.inputs, rows.labels
+            rows = held_by(clients, client)
+            inputs, targets = (rows.inputs, rows.labels) if isinstance(rows, Examples) else (None, None)
         else:
             continue
         if not (_is_array(inputs) and _is_array(targets)):  # trees differ in more than a shape

@@ -15,22 +15,25 @@ from d2pfed.api.trial import explained, first_line
 from d2pfed.errors import ConfigError, needs_extra
 from d2pfed.learning import (
     Clients,
+    Collate,
     Examples,
     Losses,
     Metric,
     Model,
     Task,
     UserClients,
-    accuracy,
     batches_of,
     build_model,
+    default_metrics,
     evaluate,
     fingerprint,
     fitting,
+    held_by,
     load_task,
     measure,
     parse_partition,
     user_model,
+    without_personal,
 )
 from d2pfed.noise.codec import FloatVector
 from d2pfed.statistics.records import client_weights, positive
@@ -47,6 +50,7 @@ class ModelEvaluator:
     validation: object = field(repr=False)
     held_out: object = field(repr=False)  # the test data, or what opens them
     metrics: Mapping[str, Metric] | None  # None: accuracy and loss of a task's examples
+    collate: Collate | None = field(default=None, repr=False)
 
     def validate(self, _rounds: int, params: FloatVector) -> dict[str, float]:
         """Return the metrics on the validation data; none without such data."""
@@ -60,14 +64,15 @@ class ModelEvaluator:
     def _measured(self, params: FloatVector, data: object, owner: str) -> dict[str, float]:
         if self.metrics is None and isinstance(data, Examples):
             return evaluate(self.model, params, data)
-        return measure(self.model, params, batches_of(data, owner), self.metrics or {})
+        return measure(self.model, params, batches_of(data, owner, self.collate), self.metrics or {})
 
     def rehearse(self, params: FloatVector) -> None:
         """Measure one batch by a user's metrics, so that a mistake shows before anything is charged."""
         if self.metrics is None:
             return
         with explained("the validation data cannot be measured"):
-            measure(self.model, params, islice(batches_of(self.validation, "validation"), 1), self.metrics)
+            batches = batches_of(self.validation, "validation", self.collate)
+            measure(self.model, params, islice(batches, 1), self.metrics)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -82,6 +87,9 @@ class Workload:
     data: str
     loss: str  # the name by which settings know it
     task: Task | None = field(default=None, repr=False)
+    whole: Model | None = field(
+        default=None, repr=False
+    )  # with the layers that clients keep, where they keep some
     names: tuple[str, str] | None = None  # of task and model, where both can be made again by name
     is_main_job: bool = False
     fingerprint: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -94,7 +102,8 @@ class Workload:
         if isinstance(weights, str):
             if weights != "examples":
                 raise ConfigError(f"weights must be examples or one number for each client, got {weights!r}")
-            weights = [float(len(self.clients.examples(client))) for client in range(self.clients.population)]
+            everyone = range(self.clients.population)
+            weights = [float(len(held_by(self.clients, client))) for client in everyone]
         given = client_weights(weights, self.clients.population)
         if not (np.isfinite(given) & (given >= 0)).all():
             raise ConfigError("weights must be finite and at least 0")
@@ -127,7 +136,7 @@ def workload_of(
     if task is not None and any(each is not None for each in held_out):
         raise ConfigError("a task has validation and test data of its own: leave them out")
     if names is not None and task is not None:
-        if loss is not None or training.forward is not None or training.step is not None:
+        if any(each is not None for each in (loss, training.forward, training.step, training.example_weights)):
             raise ConfigError("a named model has its loss: give a module for a loss, forward or step of your own")
         model = model_named(names[1], task, seed or 0)
         module, loss = model.module, None if model.step is not None else model.losses
@@ -140,16 +149,21 @@ def workload_of(
             forward=training.forward,
             step=training.step,
             device=training.device,
+            weigh=training.example_weights,
         )
+    whole = model if training.personal else None
+    model = without_personal(model, training.personal) if training.personal else model
+    names = None if training.personal else names
     measured = _checked_metrics(metrics, model)
     function = training.step or loss
     loss_name = getattr(function, "__qualname__", type(function).__qualname__)
     held: Clients | UserClients
     if task is None:
-        held, (validation, test) = UserClients.of(clients, population, model.device), held_out
+        held = UserClients.of(clients, population, model.device, training.collate)
+        validation, test = held_out
         if not isinstance(clients, (list, tuple, dict)):
             client, data = held.first()
-            parts[f"client {client}"] = data.inputs, data.labels
+            parts[f"client {client}"] = data
     else:
         parts |= {"clients of the task": task.clients, "validation": task.validation}
         held, validation, test = task.clients, task.validation, task.test
@@ -157,13 +171,14 @@ def workload_of(
         model=model,
         clients=held,
         evaluator=ModelEvaluator(
-            model, validation, test, None if task is not None and metrics is None else measured
+            model, validation, test, None if task is not None and metrics is None else measured, training.collate
         ),
         training=training,
         title=type(module).__name__ if names is None else f"{names[0]}, {names[1]}",
         data=f"{held.population:,} clients" if task is None else task.description,
         loss="cross_entropy" if function is None else str(loss_name),
         task=task,
+        whole=whole,
         names=names,
         is_main_job=isinstance(clients, str) and clients == MAIN_TASK and population is None,
         fingerprint=fingerprint(parts, clients if task is None else task.name),
@@ -173,7 +188,7 @@ def workload_of(
 def _checked_metrics(metrics: object, model: Model) -> Mapping[str, Metric]:
     """Return the metrics by name: of class labels the accuracy, unless others are given."""
     if metrics is None:
-        return {"accuracy": accuracy} if model.is_plain else {}
+        return default_metrics(model.losses) if model.step is None else {}
     if not isinstance(metrics, Mapping) or not all(
         isinstance(name, str) and callable(metric) for name, metric in metrics.items()
     ):

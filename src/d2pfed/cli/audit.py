@@ -41,7 +41,7 @@ with needs_extra("train", *TRAIN_PACKAGES):
     from d2pfed.api.job import Details, Job, array_shapes, fixed_digest, read_settings
     from d2pfed.api.progress import Watcher
     from d2pfed.api.workload import ModelEvaluator, made_by, model_named, task_named
-    from d2pfed.learning import Clients, Model, Task, UserClients, use_one_thread, user_model
+    from d2pfed.learning import Clients, Examples, Model, Task, UserClients, use_one_thread, user_model
     from d2pfed.learning.user_clients import LabeledClients
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _job(run: Path, given: tuple[str | None, str | None], partition: str | None,
     else:
         own = UserClients.of(chosen, None, model.device)
         rows = own.first()[1]
-        if not rows.are_tensors:
+        if not isinstance(rows, Examples) or not rows.are_tensors:
             raise ConfigError("an audit needs clients that hold one tensor of inputs and one of labels")
         data_stated, validation = f"{own.population:,} clients", None
         clients = LabeledClients(own, rows.between(0, 0), own.population)

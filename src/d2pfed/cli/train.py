@@ -50,11 +50,11 @@ TARGET = FieldOptions(
     },
     left_out=("dimension", "draws", "consistency", "attempts_per_round"),
 )
-LOCAL = FieldOptions(kind=LocalTraining, defaults={"lr": 0.2, "epochs": 5})
+LOCAL = FieldOptions(kind=LocalTraining, defaults={"lr": 0.2, "epochs": 5}, left_out=("rounds",))
 SERVER = FieldOptions(
     kind=ServerOptimizer, prefix="server_", defaults={"lr": 2.0, "momentum": 0.7, "averaging": 0.8}
 )
-WEIGHING = FieldOptions(kind=Training, left_out=("optimizer", "momentum"))
+WEIGHING = FieldOptions(kind=Training, left_out=tuple(each.name for each in LOCAL.fields))
 STOP = FieldOptions(
     kind=EarlyStop, prefix="stop_", defaults={"patience": None}, unset={"patience": "the run goes to its end"}
 )
@@ -117,7 +117,7 @@ def train(  # noqa: PLR0917 - one dictionary for each settings class
     """Train a model privately over simulated clients; the same command resumes an interrupted run."""
     use_one_thread()  # of torch: each core has a worker process
     if wanted["unit"] == Unit.RECORD:  # every silo is asked, and takes one step
-        local = {"lr": local["lr"], "epochs": 1, "batch_size": 10, "optimizer": "sgd", "momentum": 0.0}
+        local |= {"epochs": 1, "batch_size": 10, "optimizer": "sgd", "momentum": 0.0}
         wanted |= {"sampling": Sampling.NONE, "cohort_size": None}
         run |= {"backend": "auto"}
     population, rounds, cohort_size = (wanted.pop(each) for each in ("population", "rounds", "cohort_size"))

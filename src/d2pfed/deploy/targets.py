@@ -1,7 +1,8 @@
 """From a model, a target and what an app's run is told to all that a private strategy needs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -38,14 +39,21 @@ def read_server_directory(run_config: Mapping[str, object]) -> tuple[Path, Signe
     return run, read_roster(roster, authority.read_text().strip()), draws if draws.exists() else None
 
 
-def trained_sizes(model: object) -> dict[str, int]:
-    """Return the names of what is trained and how many numbers each has: all arrays, or a torch module's parameters."""
+def trained_sizes(model: object, personal: Sequence[str] = ()) -> dict[str, int]:
+    """Return the names of what is trained and how many numbers each has: all arrays, or a torch module's parameters.
+
+    What a pattern of `personal` names stays with each client.
+    """
     if hasattr(model, "named_parameters"):
         found = {name: int(value.numel()) for name, value in model.named_parameters() if value.requires_grad}
     elif isinstance(model, Mapping):
         found = {str(name): int(np.prod(value.shape)) for name, value in model.items()}
     else:
         raise ConfigError(f"a model must be a torch module or arrays by name, got {type(model).__name__}")
+    for pattern in personal:
+        if not any(fnmatchcase(name, pattern) for name in found):
+            raise ConfigError(f"personal must name trained parameters, {pattern!r} names none")
+    found = {name: size for name, size in found.items() if not any(fnmatchcase(name, each) for each in personal)}
     if not found:
         raise ConfigError("a model must have something to train: no parameter wants a gradient")
     return found

@@ -16,6 +16,7 @@ from d2pfed.deploy.federation import Deployment, PairwiseFederation, StandingFed
 from d2pfed.deploy.layout import Layout
 from d2pfed.deploy.monitoring import Callback, Monitor, shown_progress
 from d2pfed.deploy.rosters import SignedRoster
+from d2pfed.deploy.state import may_outlive_rounds
 from d2pfed.deploy.targets import complete_target, read_server_directory, trained_sizes
 from d2pfed.deploy.transport import Deadlines, Pace, Transport
 from d2pfed.errors import BudgetExceeded, ConfigError
@@ -110,18 +111,24 @@ class PrivateFedAvg:
         deadlines: Deadlines | None = None,
         keys: KeyUse | None = None,
         ledger: Path | None = None,
+        personal: Sequence[str] = (),
     ) -> "PrivateFedAvg":
         """Return the strategy that trains a model within a privacy target.
 
         The app's configuration names the server's directory (`d2pfed-directory`), which has the signed `roster`, the
         public key of the `authority` that has signed it and the server's `draws`, and keeps the `run`. Dimension,
         population, rounds, sampling, participations and noise follow from model, roster and configuration. Buffers
-        of a torch module, such as the statistics of batch norms, stay with the clients.
+        of a torch module, such as the statistics of batch norms, stay with the clients, and so do parameters that a
+        pattern of `personal` names, such as `head.*`: each client trains and keeps its own.
         """
-        (directory, roster, draws), sizes = read_server_directory(context.run_config), trained_sizes(model)
+        directory, roster, draws = read_server_directory(context.run_config)
+        sizes = trained_sizes(model, (personal,) if isinstance(personal, str) else personal)
         target = complete_target(privacy, sizes, roster, context.run_config)
+        plan = calibrate(target)
+        if personal and not may_outlive_rounds(plan):
+            raise ConfigError("personal layers cannot be kept behind drawn cohorts: ask everyone in every round")
         return PrivateFedAvg(
-            plan=calibrate(target),
+            plan=plan,
             directory=directory,
             roster=roster,
             draws=draws,

@@ -2,21 +2,23 @@
 
 from d2pfed.learning.architectures import MODELS, build_model, fitting
 from d2pfed.learning.fingerprint import fingerprint
-from d2pfed.learning.local_training import LocalTraining, Optimizer, SequentialTrainer
+from d2pfed.learning.local_settings import LocalTraining, MakeOptimizer, Optimizer, Precision, Rate, Schedule
+from d2pfed.learning.local_training import SequentialTrainer
+from d2pfed.learning.losses import Losses, accuracy, default_metrics
 from d2pfed.learning.model import (
     Forward,
-    Losses,
     Metric,
     Model,
     Module,
     Step,
-    accuracy,
+    Weigh,
     evaluate,
     example_losses,
     fixed_content,
     measure,
     user_model,
 )
+from d2pfed.learning.personal import PersonalTrainer, without_personal
 from d2pfed.learning.record_gradients import Groups, RecordTrainer
 from d2pfed.learning.sources import cache_directory, fetch, where
 from d2pfed.learning.task import (
@@ -30,7 +32,7 @@ from d2pfed.learning.task import (
 )
 from d2pfed.learning.tasks import load_task
 from d2pfed.learning.trainer import LocalTrainer, one_thread, packed, trainer_for, unpacked, use_one_thread
-from d2pfed.learning.user_clients import UserClients, batches_of
+from d2pfed.learning.user_clients import Collate, UserClients, batches_of, held_by
 
 __all__ = [
     "Clients",
@@ -56,19 +58,29 @@ __all__ = [
     "Losses",
     "Metric",
     "Step",
+    "Weigh",
     "accuracy",
+    "default_metrics",
     "evaluate",
     "example_losses",
     "measure",
     "LocalTrainer",
     "LocalTraining",
+    "MakeOptimizer",
     "Optimizer",
+    "Precision",
+    "Rate",
+    "Schedule",
     "SequentialTrainer",
     "trainer_for",
+    "PersonalTrainer",
+    "without_personal",
     "Groups",
     "RecordTrainer",
+    "Collate",
     "UserClients",
     "batches_of",
+    "held_by",
     "one_thread",
     "packed",
     "unpacked",

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from d2pfed.learning.local_training import LocalTraining, Optimizer, Steps
+from d2pfed.learning.local_settings import LocalTraining, Optimizer
+from d2pfed.learning.local_training import Steps
 from d2pfed.learning.model import Model, Params
 from d2pfed.learning.task import Examples
 from d2pfed.numerics.ring import IntVector

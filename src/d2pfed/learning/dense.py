@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from d2pfed.learning.local_training import ADAM_DECAYS, ADAM_EPSILON
+from d2pfed.learning.losses import IGNORED
 from d2pfed.learning.model import Model, Params, Tensors
 from d2pfed.learning.task import Examples, Floats
 from d2pfed.numerics.compiled import compiled
@@ -75,6 +76,7 @@ def dense_gradients(
         entering.append(torch.baddbmm(bias[:, None], entering[-1], weight.mT).relu_())
     weight, bias = layers[-1]
     slope = torch.baddbmm(bias[:, None], entering[-1], weight.mT).softmax(-1)
+    labels = labels.where(labels != IGNORED, 0)  # of weight zero
     slope.scatter_add_(2, labels[..., None], torch.full_like(slope[..., :1], -1))
     slope.mul_(1 / slope.shape[1] if weights is None else weights[..., None])
     found: list[torch.Tensor] = []

@@ -1,99 +1,103 @@
-"""Local training by torch: a few epochs of SGD, Adam or RMSprop, one client after the other or many at once."""
+"""Local training by torch: a few epochs by any optimizer, one client after the other or many at once."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from d2pfed.errors import ConfigError, shown
-from d2pfed.fields import TRAINING, about, check_types, documented
+from d2pfed.learning.local_settings import LocalTraining, Optimizer, Precision
+from d2pfed.learning.losses import CrossEntropy
 from d2pfed.learning.model import Model, Module, Params, Tensors
 from d2pfed.learning.record_program import by_products
-from d2pfed.learning.task import Clients, Examples
+from d2pfed.learning.task import Clients, Examples, Parts
+from d2pfed.learning.user_clients import UserClients, held_by
 from d2pfed.numerics.ring import IntVector
-
-MOST_RATE = 1e6  # greater steps than any float32 model outlives
-MOST_EPOCHS, MOST_BATCH = 10_000, 100_000
 
 ADAM_DECAYS = (0.9, 0.999)
 _RMSPROP_DECAY = 0.99
+_ADAMW_DECAY = 0.01
 ADAM_EPSILON = 1e-8  # RMSprop's too, as in torch.optim
-
-
-class Optimizer(StrEnum):
-    """How gradients become steps; each is torch.optim's of that name with its defaults."""
-
-    SGD = "sgd"
-    ADAM = "adam"
-    RMSPROP = "rmsprop"
-
-
-@documented
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalTraining:
-    """How a client trains: fresh optimizer each round, `epochs` passes over shuffled batches."""
-
-    optimizer: Optimizer = field(default=Optimizer.SGD, metadata=about("The clients' optimizer.", TRAINING))
-    lr: float = field(default=0.1, metadata=about("The clients' learning rate.", TRAINING))
-    momentum: float = field(default=0.0, metadata=about("The clients' momentum, for sgd.", TRAINING))
-    epochs: int = field(default=1, metadata=about("The clients' passes over their data in a round.", TRAINING))
-    batch_size: int = field(default=10, metadata=about("The clients' batch size.", TRAINING))
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        if not 0 < self.lr <= MOST_RATE:
-            raise ConfigError(f"lr must be positive and at most {MOST_RATE:g}, got {self.lr}")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum must be in [0, 1), got {self.momentum}")
-        if self.momentum and self.optimizer is not Optimizer.SGD:
-            raise ConfigError(f"momentum is sgd's, got {self.momentum} with {self.optimizer}")
-        if not 1 <= self.epochs <= MOST_EPOCHS:
-            raise ConfigError(f"epochs must be in [1, {MOST_EPOCHS}], got {shown(self.epochs)}")
-        if not 1 <= self.batch_size <= MOST_BATCH:
-            raise ConfigError(f"batch_size must be in [1, {MOST_BATCH}], got {shown(self.batch_size)}")
-
-    def schedule(self, count: int, generator: np.random.Generator) -> IntVector:
-        """Return which of `count` rows each step uses, one line a step; -1 fills up the last batch of an epoch."""
-        batches = -(-count // self.batch_size)
-        lines = np.full((self.epochs, batches * self.batch_size), -1)
-        for epoch in lines:
-            epoch[:count] = generator.permutation(count)
-        return lines.reshape(self.epochs * batches, self.batch_size)
 
 
 class Steps:
     """An optimizer's memory for some tensors; leading rows of them may stop earlier than others."""
 
-    def __init__(self, local: LocalTraining, values: list[torch.Tensor]) -> None:
-        self._local = local
-        slots = {Optimizer.SGD: int(local.momentum > 0), Optimizer.ADAM: 2, Optimizer.RMSPROP: 1}
-        self._memory = [[torch.zeros_like(value) for value in values] for _ in range(slots[local.optimizer])]
+    def __init__(self, local: LocalTraining, values: list[torch.Tensor], factor: float = 1.0) -> None:
+        self._local, self._lr = local, local.lr * factor
+        slots: dict[object, int] = {Optimizer.SGD: int(local.momentum > 0), Optimizer.RMSPROP: 1}
+        count = slots.get(local.optimizer, 2)
+        self._memory = [[torch.zeros_like(value) for value in values] for _ in range(count)]
         self._taken = 0
 
-    def take(self, values: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
+    def take(self, values: list[torch.Tensor], gradients: list[torch.Tensor], factor: float = 1.0) -> None:
         """Change `values` in place by one step; they may be the first rows of those at the start."""
         self._taken += 1
-        local, (first, second) = self._local, ADAM_DECAYS
-        for at, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
+        local, lr, (first, second) = self._local, self._lr * factor, ADAM_DECAYS
+        for at, (value, slope) in enumerate(zip(values, gradients, strict=True)):
             memory = [slot[at][: len(value)] if value.ndim else slot[at] for slot in self._memory]
+            is_adamw = local.optimizer is Optimizer.ADAMW
+            if is_adamw:
+                value.mul_(1 - lr * (_ADAMW_DECAY if local.weight_decay is None else local.weight_decay))
+            gradient = slope if is_adamw or not local.weight_decay else slope.add(value, alpha=local.weight_decay)
             match local.optimizer:
-                case Optimizer.ADAM:  # with as few passes over memory as there are
+                case Optimizer.ADAM | Optimizer.ADAMW:  # with as few passes over memory as there are
                     mean, square = memory
                     mean.lerp_(gradient, 1 - first)
                     square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
                     scale = square.sqrt().div_(math.sqrt(1 - second**self._taken)).add_(ADAM_EPSILON)
-                    value.addcdiv_(mean, scale, value=-local.lr / (1 - first**self._taken))
+                    value.addcdiv_(mean, scale, value=-lr / (1 - first**self._taken))
                 case Optimizer.RMSPROP:
                     (square,) = memory
                     square.mul_(_RMSPROP_DECAY).addcmul_(gradient, gradient, value=1 - _RMSPROP_DECAY)
-                    value.sub_(gradient / square.sqrt().add_(ADAM_EPSILON), alpha=local.lr)
+                    value.sub_(gradient / square.sqrt().add_(ADAM_EPSILON), alpha=lr)
                 case Optimizer.SGD:
                     move = memory[0].mul_(local.momentum).add_(gradient) if memory else gradient
-                    value.sub_(move, alpha=local.lr)
+                    value.sub_(move, alpha=lr)
+
+
+class OwnSteps:
+    """A user's optimizer of one client's tensors."""
+
+    def __init__(self, local: LocalTraining, values: list[torch.Tensor], factor: float) -> None:
+        self._leaves = [torch.nn.Parameter(value) for value in values]  # of the same memory
+        self._optimizer = local.own_optimizer(list(self._leaves))
+        self._rates = [group.get("lr", 0.0) * factor for group in self._optimizer.param_groups]
+
+    def take(self, _values: list[torch.Tensor], gradients: list[torch.Tensor], factor: float) -> None:
+        """Change the tensors in place by one step."""
+        for leaf, gradient in zip(self._leaves, gradients, strict=True):
+            leaf.grad = gradient
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+        self._optimizer.step()
+
+
+def adjusted(
+    local: LocalTraining, gradients: list[torch.Tensor], values: list[torch.Tensor], starts: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Return gradients with FedProx's pull to the round's parameters, cut to the bound on their norm.
+
+    Values and gradients may have an axis of clients in front, which `starts` have not: each is cut by itself.
+    """
+    if local.proximal:
+        pairs = zip(gradients, values, starts, strict=True)
+        gradients = [slope.add(value - start, alpha=local.proximal) for slope, value, start in pairs]
+    if local.max_grad_norm is None:
+        return gradients
+    rows = len(gradients[0]) if gradients[0].ndim > starts[0].ndim else 1
+    squares = torch.stack([slope.reshape(rows, -1).float().square().sum(1) for slope in gradients]).sum(0)
+    scale = (local.max_grad_norm / (squares.sqrt() + 1e-6)).clamp(max=1)  # as torch's clip_grad_norm_
+    return [(slope.reshape(rows, -1) * scale[:, None]).view_as(slope).to(slope.dtype) for slope in gradients]
+
+
+def autocast(local: LocalTraining, device: torch.device) -> AbstractContextManager[object]:
+    """Return the context in which modules compute in the precision that is asked for."""
+    is_half = local.precision is Precision.BF16
+    return torch.autocast(device.type, torch.bfloat16) if is_half else nullcontext()
 
 
 def client_generator(round_seed: int, client: int) -> np.random.Generator:
@@ -106,7 +110,7 @@ class SequentialTrainer:
     """Trains client after client: for modules that cannot be trained many at once, and as their reference."""
 
     model: Model
-    clients: Clients
+    clients: Clients | UserClients
     local: LocalTraining
     note: str = ""  # why clients are trained one by one
 
@@ -114,31 +118,39 @@ class SequentialTrainer:
         """Yield each client's update, trained minus given parameters, in the order of `clients`."""
         own = self.model.working_copy()
         for client in clients:
-            yield self.train(params, self.clients.examples(client), client_generator(round_seed, client), own)
+            yield self.train(params, held_by(self.clients, client), client, round_seed, own)
 
-    def train(self, params: Params, examples: Examples, generator: np.random.Generator, own: Module) -> Params:
+    def train(
+        self, params: Params, examples: Examples | Parts, client: int, round_seed: int, own: Module
+    ) -> Params:
         """Return the update of one client with these examples, trained in a working copy of the module."""
-        schedule = self.local.schedule(len(examples), generator)
-        values = self.model.reset(own, params)
-        steps = Steps(self.local, values)
-        device = self.model.device
+        generator, count, local = client_generator(round_seed, client), len(examples), self.local
+        if isinstance(examples, Parts):
+            count = len(examples.items)
+            local = replace(local, batch_size=examples.batch_size or local.batch_size)
+        schedule = local.schedule(count, generator)
+        values, device = self.model.reset(own, params), self.model.device
+        starts = [value.detach().clone() for value in values] if local.proximal or local.max_grad_norm else []
+        kind = OwnSteps if callable(local.optimizer) else Steps
+        steps = kind(local, values, local.round_factor(round_seed))
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             # Of the CPU alone where that is enough: for absent devices torch formats a stack at every call.
             seed = torch.default_generator.manual_seed if device.type == "cpu" else torch.manual_seed
             seed(int(generator.integers(2**62)))
-            for line in schedule:
-                gradients = loop_gradients(self.model, own, values, examples.take(line[line >= 0]))
+            for done, line in enumerate(schedule):
+                with autocast(local, device):
+                    found = loop_gradients(self.model, own, values, examples.take(line[line >= 0]))
                 with torch.no_grad():
-                    steps.take(values, gradients)
-        return (
-            self.model.flatten(dict(zip(self.model.names, (value.detach() for value in values), strict=True)))
-            - params
-        )
+                    found = adjusted(local, found, values, starts)
+                    steps.take(values, found, local.step_factor(done, len(schedule)))
+        trained = dict(zip(self.model.names, (value.detach() for value in values), strict=True))
+        return self.model.flatten(trained) - params
 
 
 def loop_gradients(model: Model, own: Module, values: list[torch.Tensor], batch: Examples) -> list[torch.Tensor]:
     """Return the gradient of a batch's mean loss by a working copy and its trained tensors; may change its buffers."""
-    loss = model.losses_of(own, None, batch.inputs, batch.labels).mean()
+    losses = model.losses_of(own, None, batch.inputs, batch.labels)
+    loss = model.mean_of(losses, model.paired(batch.inputs, batch.labels)[1])
     return list(torch.autograd.grad(loss, values, materialize_grads=True))
 
 
@@ -185,17 +197,18 @@ class BatchedTrainer:
         table, schedules = [unsorted[at][1] for at in order], [schedules[at] for at in order]
         lengths = np.array([len(schedule) for schedule in schedules])
         inputs, labels = (torch.cat([getattr(own, name) for own in table]) for name in ("inputs", "labels"))
-        starts = np.cumsum([0, *(len(own) for own in table)])[:, None]
-        values = {
-            name: value.expand(len(clients), *value.shape).clone()
-            for name, value in self.model.unflatten(params).items()
-        }
-        steps = Steps(self.local, list(values.values()))
+        first = np.cumsum([0, *(len(own) for own in table)])[:, None]
+        starts = self.model.unflatten(params)
+        values = {name: value.expand(len(clients), *value.shape).clone() for name, value in starts.items()}
+        steps = Steps(self.local, list(values.values()), self.local.round_factor(round_seed))
         for step in range(max(lengths)):
             rows = np.stack([schedule[step] for schedule in schedules[: sum(lengths > step)]])
-            real, at = rows >= 0, rows.clip(min=0) + starts[: len(rows)]
+            real, at = rows >= 0, rows.clip(min=0) + first[: len(rows)]
             own = {name: value[: len(rows)] for name, value in values.items()}
-            steps.take(list(own.values()), self._gradients(own, inputs, labels, at, real))
+            with autocast(self.local, self.model.device):
+                found = self._gradients(own, inputs, labels, at, real)
+            current = list(own.values())
+            steps.take(current, adjusted(self.local, found, current, list(starts.values())))
         flat = [values[name].reshape(len(clients), -1).float() for name in self.model.names]
         trained = torch.cat(flat, dim=1).cpu().numpy()  # of all at once: a copy from a device waits for it
         trained -= params
@@ -213,9 +226,17 @@ class BatchedTrainer:
             own = None if weights is None else torch.from_numpy(weights).to(inputs.device)
             return self.find(some, taken, labels[index], own)
 
-        counts = real.sum(axis=1)
+        counts, loss = real.sum(axis=1), self.model.losses
         if self.by_row:
-            return find(values, at, (real / counts[:, None]).astype(np.float32))
+            weights = real.astype(np.float32)
+            if isinstance(loss, CrossEntropy) and self.model.step is None:  # of targets that count
+                weights *= (
+                    loss.counted(labels[torch.from_numpy(at.ravel()).to(labels.device)])
+                    .cpu()
+                    .numpy()
+                    .reshape(at.shape)
+                )
+            return find(values, at, weights / weights.sum(axis=1, keepdims=True).clip(min=1))
         if len(sizes := np.unique(counts)) == 1:
             return find(values, at[:, : sizes[0]], None)
         found = [torch.empty_like(value) for value in values.values()]

@@ -12,26 +12,19 @@ from numpy.typing import NDArray
 from torch import nn
 
 from d2pfed.errors import ConfigError
+from d2pfed.learning.losses import IGNORED, CrossEntropy, Losses, by_row, cross_entropy, seen_by
 from d2pfed.learning.task import Examples, Tree, mapped
 
 Module = nn.Module
 Params = NDArray[np.float32]
-Losses = Callable[..., torch.Tensor]  # of outputs and targets; of each example, or their mean
 Forward = Callable[[Module, Any], Any]  # from a module and inputs to outputs
 Step = Callable[[Module, Any], torch.Tensor]  # from a module and a batch to its loss
+Weigh = Callable[[Any, Any], torch.Tensor]  # from inputs and targets to a weight of each example
 Metric = Callable[[Any, Any], Any]  # from all outputs and all targets to a number
 CPU = torch.device("cpu")
 Tensors = dict[str, torch.Tensor]
 
-# Losses whose mean is that of the rows' own means.
-_BY_ELEMENT = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
 _EVALUATED = 100  # rows at once: what the layers pass on then stays in a core's cache
-_PLAIN_LOSS = vars(nn.CrossEntropyLoss()) | {"training": True}
-
-
-def cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the cross entropy of each row of logits."""
-    return nn.functional.cross_entropy(outputs.float(), labels, reduction="none")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +34,9 @@ class Model:
     `trainable` holds names or patterns (`head.*`); what they leave out, and what does not require gradients, keeps
     its value and costs nothing. Shared parameters count once, under any of their names. Buffers never leave a
     client: each starts from the module's. `forward` says how the module is called, where inputs are not one tensor, a
-    tuple of arguments or a dictionary of them. `step` takes the place of forward and loss.
+    tuple of arguments or a dictionary of them. `step` takes the place of forward and loss. `weigh` gives each example
+    a factor of its loss in training. Torch's losses see the logits of outputs that have some. Inputs that are a
+    dictionary without targets have them under `labels`.
     """
 
     module: Module = field(repr=False)
@@ -50,6 +45,7 @@ class Model:
     forward: Forward | None = field(default=None, repr=False)
     step: Step | None = field(default=None, repr=False)
     device: torch.device = CPU
+    weigh: Weigh | None = field(default=None, repr=False)
     names: tuple[str, ...] = field(init=False)
     dimension: int = field(init=False)
     training: Module = field(init=False, repr=False)  # the module in training mode
@@ -140,9 +136,31 @@ class Model:
         None as values are those of the module itself, as of a working copy.
         """
         if self.step is None:
-            return self.losses(self.outputs_of(module, values, inputs), labels)
-        found: torch.Tensor = _call(module, values, self.step, inputs if labels is None else (inputs, labels))
-        return found
+            inputs, labels = self.paired(inputs, labels)
+            found = self.losses(seen_by(self.losses, self.outputs_of(module, values, inputs)), labels)
+        else:
+            found = _call(module, values, self.step, inputs if labels is None else (inputs, labels))
+        if self.weigh is None or module is self.scoring:
+            return found
+        factors = torch.as_tensor(self.weigh(inputs, labels))
+        if factors.shape != found.shape:
+            raise ConfigError(
+                f"example_weights must be one for each loss, got {tuple(factors.shape)} for {tuple(found.shape)}"
+            )
+        return found * factors
+
+    def mean_of(self, losses: torch.Tensor, labels: Any) -> torch.Tensor:  # noqa: ANN401 - any data
+        """Return the mean of a batch's losses, each weighted by how many of its targets count, as torch has it."""
+        if not isinstance(self.losses, CrossEntropy) or self.step is not None or labels is None:
+            return losses.mean()
+        counts = self.losses.counted(labels)
+        return losses.mean() if (counts == counts[0]).all() else (losses * counts).sum() / counts.sum()
+
+    def paired(self, inputs: Any, labels: Any) -> tuple[Any, Any]:  # noqa: ANN401 - any data
+        """Return inputs and targets; a dictionary without targets has them under `labels`."""
+        if labels is None and self.step is None and isinstance(inputs, Mapping) and "labels" in inputs:
+            return {name: part for name, part in inputs.items() if name != "labels"}, inputs["labels"]
+        return inputs, labels
 
     def outputs_of(self, module: Module, values: Tensors | None, inputs: Any) -> Any:  # noqa: ANN401 - any data
         """Return what the module, `training` or `scoring`, makes of inputs."""
@@ -161,7 +179,7 @@ class Model:
     @property
     def is_plain(self) -> bool:
         """Whether the module is called with one tensor and trained by the cross entropy of its outputs."""
-        return self.losses is cross_entropy and self.forward is None and self.step is None
+        return self.losses == cross_entropy and all(each is None for each in (self.forward, self.step, self.weigh))
 
     @property
     def plain_layers(self) -> list[Module]:
@@ -178,7 +196,8 @@ class Model:
         None if there are none. What a front makes of an example never changes while a client trains, so it is made
         once. Layers that only flatten, and all from one that acts by chance or on a whole batch, count as rest.
         """
-        is_chain = type(self.training) is nn.Sequential and self.forward is None and self.step is None
+        hooks = self.forward, self.step, self.weigh
+        is_chain = type(self.training) is nn.Sequential and all(each is None for each in hooks)
         layers = list(self.training.children()) if is_chain else []
         trained = {int(name.split(".")[0]) for name in self.names} if layers else set()
         kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)  # noqa: SLF001 - no other name
@@ -238,6 +257,7 @@ def user_model(
     forward: Forward | None = None,
     step: Step | None = None,
     device: object = "cpu",
+    weigh: Weigh | None = None,
 ) -> Model:
     """Return the model of a user's module; None as loss is the cross entropy of class labels."""
     if not isinstance(module, Module):
@@ -245,7 +265,7 @@ def user_model(
     patterns = (trainable,) if isinstance(trainable, str) else trainable
     if not isinstance(patterns, Sequence) or not all(isinstance(each, str) for each in patterns):
         raise ConfigError(f"trainable must be a pattern or a list of patterns, got {trainable!r}")
-    for name, hook in (("loss", loss), ("forward", forward), ("step", step)):
+    for name, hook in (*(("loss", loss), ("forward", forward), ("step", step), ("example_weights", weigh)),):
         if hook is not None and not callable(hook):
             raise ConfigError(f"{name} must be a function, got {type(hook).__name__}")
     if step is not None and loss is not None:
@@ -258,36 +278,11 @@ def user_model(
         place = torch.device(name if kind in available else "unknown")
     except RuntimeError:
         raise ConfigError(f"device must be one of {', '.join(available)}, got {name!r}") from None
-    model = Model(module, tuple(patterns), _by_row(loss), forward, step, place)
+    model = Model(module, tuple(patterns), by_row(loss), forward, step, place, weigh)
     for name, value in model.module.named_parameters():
         if not torch.isfinite(value).all():
             raise ConfigError(f"the module's parameters must be finite, {name} is not")
     return model
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _ByRow:
-    """A loss of torch whose rows are told apart."""
-
-    loss: Module
-
-    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each row."""
-        found: torch.Tensor = self.loss(outputs, targets)
-        return found.flatten(1).mean(1) if found.ndim > 1 else found
-
-
-def _by_row(loss: Losses | None) -> Losses:
-    """Return a user's loss, of each row where torch's own losses can tell."""
-    if loss is None or loss is nn.functional.cross_entropy:
-        return cross_entropy
-    if type(loss) in _BY_ELEMENT and getattr(loss, "reduction", "") == "mean":
-        own = copy.deepcopy(loss)
-        own.reduction = "none"  # type: ignore[attr-defined]
-        return _ByRow(own)  # type: ignore[arg-type]
-    if type(loss) is nn.CrossEntropyLoss and vars(loss) | {"training": True} == _PLAIN_LOSS:
-        return cross_entropy
-    return loss
 
 
 def fixed_content(model: Model) -> Iterator[tuple[str, bytes]]:
@@ -335,22 +330,25 @@ def measure(
             if not len(batch):
                 continue
             here = batch.each(lambda leaf: leaf.to(model.device))
-            found = None
-            if model.step is None or metrics:
-                found = model.outputs_of(model.scoring, values, here.inputs)
+            inputs, labels = model.paired(here.inputs, here.labels)
+            found = (
+                None if model.step is not None and not metrics else model.outputs_of(model.scoring, values, inputs)
+            )
             if model.step is None:
-                losses = model.losses(found, here.labels)
+                losses = model.losses(seen_by(model.losses, found), labels)
             else:
                 losses = model.losses_of(model.scoring, values, here.inputs, here.labels)
-            loss += float(losses.cpu().double().mean()) * len(batch)
+            loss += float(model.mean_of(losses.cpu().double(), mapped(torch.Tensor.cpu, labels))) * len(batch)
             count += len(batch)
             if metrics:
-                outputs.append(mapped(torch.Tensor.cpu, found))
-                targets.append(mapped(torch.Tensor.cpu, batch.labels))
+                outputs.append(mapped(torch.Tensor.cpu, seen_by(next(iter(metrics.values())), found)))
+                targets.append(mapped(torch.Tensor.cpu, labels))
         if not count:
             return {}
         numbers = {"loss": loss / count}
-        whole = [mapped(lambda *parts: torch.cat(parts), *trees) for trees in (outputs, targets) if metrics]
+        ignored = getattr(model.losses, "ignored", getattr(model.losses, "ignore_index", IGNORED))
+        fills = (outputs, 0), (targets, ignored)
+        whole = [mapped(lambda *parts: _joined(parts, fill), *trees) for trees, fill in fills if metrics]  # noqa: B023
         for name, metric in metrics.items():
             value = metric(*whole)
             try:
@@ -361,6 +359,14 @@ def measure(
     return numbers
 
 
-def accuracy(outputs: torch.Tensor, labels: torch.Tensor) -> float:
-    """Return the share of rows whose class is right."""
-    return float((outputs.argmax(dim=1) == labels).double().mean())
+def _joined(parts: Sequence[torch.Tensor], fill: float) -> torch.Tensor:
+    """Return batches as one tensor; those whose rows are shorter than others' are filled up."""
+    if len({part.shape[1:] for part in parts}) == 1:
+        return torch.cat(list(parts))
+    size = [max(part.shape[axis] for part in parts) for axis in range(1, parts[0].ndim)]
+    whole = parts[0].new_full((sum(map(len, parts)), *size), fill if not parts[0].is_floating_point() else 0)
+    start = 0
+    for part in parts:
+        whole[(slice(start, start + len(part)), *(slice(0, length) for length in part.shape[1:]))] = part
+        start += len(part)
+    return whole

@@ -75,6 +75,28 @@ class Examples:
         return not len(self) or bool(self.labels.min() >= 0 and self.labels.max() < count)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """Examples that become tensors batch by batch, so that they may be of unequal length, or batches as they came."""
+
+    items: Sequence[Any] = field(repr=False)
+    collate: Callable[[list[Any]], Examples] = field(repr=False)  # from some items to a batch
+    count: int  # of examples
+    batch_size: int | None = None  # of items; None: as the training has it
+
+    @property
+    def are_tensors(self) -> bool:
+        """They have no common shape."""
+        return False
+
+    def __len__(self) -> int:
+        return self.count
+
+    def take(self, rows: IntVector) -> Examples:
+        """Return the batch of some items."""
+        return self.collate([self.items[row] for row in rows.tolist()])
+
+
 def joined(parts: Sequence[Examples]) -> Examples:
     """Return the rows of several batches as one."""
     some = [part for part in parts if len(part)]

@@ -17,10 +17,9 @@ import torch
 
 from d2pfed.learning.convolution import ConvolutionalNetwork
 from d2pfed.learning.dense import ONE_THREAD, Moments, dense_gradients, train_dense, widths_of
+from d2pfed.learning.local_settings import LocalTraining, Optimizer
 from d2pfed.learning.local_training import (
     BatchedTrainer,
-    LocalTraining,
-    Optimizer,
     SequentialTrainer,
     client_generator,
     loop_gradients,
@@ -44,7 +43,7 @@ _TRIAL_CLIENTS = 24  # about a cohort: the more there are, the more vmap gains
 _TRIAL_STEPS = 2
 _TRIAL_REPEATS = 2  # the first may load or compile
 _WORTH_TELLING = 1.5  # times as long
-_DROPOUT_NOTE = "Dropout draws each client's own random numbers, so clients are trained one by one: that takes"
+_LOOP_NOTE = "Clients are trained one by one: that takes"
 _REFUSED_NOTE = (
     "Clients are trained one by one, as torch.func.vmap cannot train many at once (it takes no functional dropout, no "
     "values that steer the program and no buffers that change): "
@@ -132,26 +131,29 @@ class LocalTrainer:
             schedule = self.local.schedule(len(examples), generator)
             is_adam = self.local.optimizer is Optimizer.ADAM
             moments = Moments(*np.zeros((2, len(params)), np.float32)) if is_adam else None
-            return train_dense(params, widths, examples, schedule, self.local.lr, moments)
+            rate = self.local.lr * self.local.round_factor(round_seed)
+            return train_dense(params, widths, examples, schedule, rate, moments)
         if network is not None and is_plain and inputs.ndim == 4 and examples.has_classes(network.classes):
             schedule = self.local.schedule(len(examples), generator)
             return network.train(params, examples, schedule, self.local)
         # Examples that do not fit the model: torch says what is wrong with them.
         loop = SequentialTrainer(self.model, self.clients, self.local)
-        return loop.train(params, examples, generator, self.model.working_copy())
+        return loop.train(params, examples, client, round_seed, self.model.working_copy())
 
     def _choice(self, params: Params, clients: Sequence[int]) -> TrainingMethod:
         """Return the method: of a known kind of model by what was measured once and for all, else by one trial."""
         if self.method is not None:
             return self.method
+        if self.local.needs_loop:
+            return TrainingMethod.LOOP
         widths, network = self._kind if self.model.device == CPU and self.by_row else (None, None)
-        if widths is not None:
+        if widths is not None and self.local.precision is None:
             sgd = self.local.optimizer is Optimizer.SGD and not self.local.momentum
-            plain = sgd or self.local.optimizer is Optimizer.ADAM
+            plain = self.local.is_plain and (sgd or self.local.optimizer is Optimizer.ADAM)
             # The compiled loop's products are cut into pieces that need no threads.
             narrow = self.local.batch_size * widths.max() <= ONE_THREAD // 8
             return TrainingMethod.COMPILED if plain and narrow else TrainingMethod.BATCHED
-        if network is not None:
+        if network is not None and self.local.is_plain and self.local.lr_schedule is None:
             return TrainingMethod.CONVOLUTION
         if self.model.has(*_ONE_BY_ONE):
             return TrainingMethod.LOOP
@@ -205,21 +207,26 @@ class LocalTrainer:
 
     def _note(self, params: Params, clients: Sequence[int]) -> str:
         """Say why clients are trained one by one where that is slow, by what factor, and what to do about it."""
-        if not self.model.has(_DROPOUT):
+        if not self.model.has(_DROPOUT) and not self.local.needs_loop:
             return str(self.__dict__.get("_trial", (None, ""))[1])
-        module = copy.deepcopy(self.model.module)
+        module, cause = copy.deepcopy(self.model.module), "dropout"
         for name, layer in list(module.named_modules()):
             owner, _, last = name.rpartition(".")
             if isinstance(layer, _DROPOUT) and last:
                 setattr(module.get_submodule(owner), last, torch.nn.Identity())
-        without = replace(self, model=replace(self.model, module=module))
+        local = self.local
+        if local.needs_loop:
+            cause = "an optimizer of your own" if callable(local.optimizer) else "step_schedule"
+            optimizer = Optimizer.SGD if callable(local.optimizer) else local.optimizer
+            local = replace(local, optimizer=optimizer, step_schedule=None)
+        without = replace(self, model=replace(self.model, module=module), local=local)
         examples = next((own for own in map(self.clients.examples, clients) if len(own)), None)
         if examples is None or without.model.has(*_ONE_BY_ONE):
             return ""
         method = without._choice(params, clients)  # noqa: SLF001 - its own
         slow = self._seconds(params, examples, TrainingMethod.LOOP)
         factor = slow / without._seconds(params, examples, method)  # noqa: SLF001
-        return f"{_DROPOUT_NOTE} {factor:.1f} times as long as without dropout." if factor > _WORTH_TELLING else ""
+        return f"{_LOOP_NOTE} {factor:.1f} times as long as without {cause}." if factor > _WORTH_TELLING else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -243,7 +250,7 @@ def trainer_for(model: Model, clients: UserClients, local: LocalTraining) -> Loc
     It trains many at once only where each holds one tensor of inputs and one of labels.
     """
     client, found = clients.first()
-    if not found.are_tensors:
+    if not isinstance(found, Examples) or not found.are_tensors:
         return SequentialTrainer(model, clients, local, _TREES_NOTE)
     few = found.take(np.arange(min(2, len(found))))
     values = model.unflatten(model.initial()) | model.fixed()

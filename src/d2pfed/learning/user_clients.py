@@ -9,21 +9,25 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning.task import Examples, Tree, check_client, joined, mapped
+from d2pfed.learning.task import Clients, Examples, Parts, Tree, check_client, joined, mapped
+
+Collate = Callable[[list[Any]], Any]  # from some examples to a batch
 
 EVALUATED_ROWS = 1000  # at once, where the data have no batches of their own
 _MOST_EMPTY = 1000  # clients that are asked in search of one with data
 _SPLIT = "split it, as in [(x[i::100], y[i::100]) for i in range(100)]"
 
 
-def batches_of(data: object, owner: str) -> Iterator[Examples]:
+def batches_of(data: object, owner: str, collate: Collate | None = None) -> Iterator[Examples]:
     """Yield the data set of an owner in batches: a pair, a Dataset, a DataLoader, or None for no data."""
     if data is None:
         return
     if isinstance(data, Examples) and data.labels is not None:
         data = data.inputs, data.labels
     is_pair = isinstance(data, tuple) and len(data) == 2 and all(_is_tree(part) for part in data)
-    if isinstance(data, list) and len(data) == 2:  # two examples, unless both are whole tensors or arrays
+    if (
+        isinstance(data, list) and len(data) == 2 and collate is None
+    ):  # two examples, unless both are whole tensors or arrays
         is_pair = all(getattr(part, "ndim", 0) for part in data)
     if isinstance(data, Examples) or is_pair:
         rows = data if isinstance(data, Examples) else _paired(data)
@@ -32,16 +36,34 @@ def batches_of(data: object, owner: str) -> Iterator[Examples]:
     elif isinstance(data, (DataLoader, IterableDataset)):
         batches = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=EVALUATED_ROWS)
         yield from (_paired(batch) for batch in batches)
-    elif isinstance(data, Dataset) or (isinstance(data, Sequence) and not isinstance(data, str)):
+    elif _is_listed(data):
         items: Any = data  # a Dataset has a length only by convention
         for start in range(0, len(items), EVALUATED_ROWS):
             chosen = range(start, min(start + EVALUATED_ROWS, len(items)))
-            yield _paired(default_collate([items[at] for at in chosen]))
+            yield _paired((collate or default_collate)([items[at] for at in chosen]))
     else:
         raise ConfigError(
             f"{owner} must hold a pair of tensors or arrays, a torch Dataset or a DataLoader, "
             f"got {type(data).__name__}"
         )
+
+
+def parts_of(data: object, collate: Collate | None, device: torch.device) -> Parts | None:
+    """Return examples that a function of the user's joins, or the batches of a loader that has one; else None."""
+    move = lambda leaf: leaf.to(device)  # noqa: E731 - of both
+    if isinstance(data, DataLoader) and data.collate_fn is not default_collate:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # a loader that shuffles has the same batches at every call
+            batches = [_paired(batch) for batch in data]
+        return Parts(batches, lambda some: some[0].each(move), sum(map(len, batches)), 1)
+    if collate is None or isinstance(data, (tuple, DataLoader, IterableDataset)) or not _is_listed(data):
+        return None
+    items: Any = data
+    return Parts(items, lambda some: _paired(collate(some)).each(move), len(items))
+
+
+def _is_listed(data: object) -> bool:
+    return isinstance(data, Dataset) or (isinstance(data, Sequence) and not isinstance(data, str))
 
 
 def _is_tree(value: object) -> bool:
@@ -84,9 +106,12 @@ class UserClients:
     names: Sequence[Any] = field(repr=False)  # the keys of a mapping, else the numbers
     population: int
     device: torch.device
+    collate: Collate | None = field(default=None, repr=False)
 
     @staticmethod
-    def of(clients: object, population: int | None, device: torch.device) -> "UserClients":
+    def of(
+        clients: object, population: int | None, device: torch.device, collate: Collate | None = None
+    ) -> "UserClients":
         """Take a sequence or mapping of data sets, or a function from a client's number to its data set."""
         if isinstance(clients, tuple) and any(isinstance(each, torch.Tensor | np.ndarray) for each in clients):
             raise ConfigError(f"clients must be one data set per client, got one pair of arrays: {_SPLIT}")
@@ -109,10 +134,20 @@ class UserClients:
         if count < 1:
             raise ConfigError(f"clients must be at least 1, got {count}")
         names = tuple(clients) if isinstance(clients, Mapping) else range(count)
-        return UserClients(load, names, count, device)
+        return UserClients(load, names, count, device, collate)
 
     def examples(self, client: int) -> Examples:
-        """Return what one client holds, on the device."""
+        """Return what one client holds, on the device, as rows of one form."""
+        rows = self.held(client)
+        if isinstance(rows, Parts):
+            raise ConfigError(
+                f"client {client} must hold rows of one form here, and a collate function may pad one by others: pad "
+                "all to one length"
+            )
+        return rows
+
+    def held(self, client: int) -> Examples | Parts:
+        """Return what one client holds, on the device; examples that a function of the user's joins stay apart."""
         check_client(client, self.population)
         owner = f"client {client}"
         try:
@@ -120,18 +155,28 @@ class UserClients:
         except Exception as error:
             raise ConfigError(f"{owner} cannot be loaded: {type(error).__name__}: {error}") from error
         try:
+            if (parts := parts_of(held, self.collate, self.device)) is not None:
+                return parts
             return joined(tuple(batches_of(held, owner))).each(lambda leaf: leaf.to(self.device))
+        except (RuntimeError, TypeError, IndexError) as error:  # of rows that do not go together
+            line = str(error).strip().partition("\n")[0][:160]
+            raise ConfigError(f"{owner} must hold examples of one shape, or training a collate: {line}") from error
         except ConfigError as error:
             text = f"{error}"
             raise ConfigError(text if text.startswith(owner) else f"{owner}: {text}") from error
 
-    def first(self) -> tuple[int, Examples]:
+    def first(self) -> tuple[int, Examples | Parts]:
         """Return the first client that holds data, and its data."""
         for client in range(min(self.population, _MOST_EMPTY)):
-            own = self.examples(client)
+            own = self.held(client)
             if len(own):
                 return client, own
         raise ConfigError(f"some client must hold data, the first {min(self.population, _MOST_EMPTY)} hold none")
+
+
+def held_by(clients: Clients | UserClients, client: int) -> Examples | Parts:
+    """Return what one client holds, joined or not."""
+    return clients.held(client) if isinstance(clients, UserClients) else clients.examples(client)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -49,7 +49,7 @@ def private_sum(
         clip: L2 bound on a vector; a longer one is scaled down to it.
         delta: Failure probability of the guarantee; None is the number of clients to the power of -1.1, or the
             ledger's.
-        privacy: Changes to `against` (server), `adjacency` (zero-out for a client, add-remove for a record, or that
+        privacy: Changes to `against` (server), `adjacency` (replace-one for a client, add-remove for a record, or that
             of the ledger's runs), `dropouts` and `colluders` (a tenth of the clients each). `unit="record"` protects
             single records; it needs `records`, a public bound on how many there are, and takes `max_silos`.
         ledger: A ledger that other runs over these clients share, its path, or a run's directory; None charges a
@@ -151,9 +151,10 @@ def private_histogram(
     fidelity: str = "auto",
     seed: int | None = None,
 ) -> Statistic[Array]:
-    """Return how many values are in each bin, one release over all bins.
+    """Return how many clients are in each bin, by shares of their values, or how many values, in one release.
 
-    The counts are right on average, so one may be below zero.
+    Without `max_values` a client that has four values adds a quarter for each, and the bins add up to the number of
+    clients; with it, each value adds 1. The counts are right on average, so one may be below zero.
     `epsilon`, `delta`, `privacy`, `ledger`, `fidelity` and `seed` are those of `private_sum`.
 
     Args:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,13 +149,23 @@ def numbers(value: object, where: str) -> Array:
     """Return an array of a client's numbers, NaN where one is missing; refuse what has another form."""
     try:
         found = np.asarray(value)
-        if found.dtype == object:  # None becomes NaN
-            found = found.astype(np.float64)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
+        if found.dtype == object:
+            found = np.array([_known(entry) for entry in found.reshape(-1)], np.float64).reshape(found.shape)
+    except (TypeError, ValueError, RuntimeError):
         found = np.asarray("")
     if found.dtype.kind not in "biuf" and found.size:
         raise ConfigError(f"{where} must be numbers in a rectangular array, got {type(value).__name__}")
     return found.astype(np.float64)
+
+
+def _known(entry: Any) -> float:  # noqa: ANN401 - whatever an array holds
+    """Return a number, NaN for one that is missing (None, or pandas' NA) or that no float holds."""
+    if entry is None or type(entry).__name__ == "NAType":
+        return math.nan
+    try:
+        return float(entry)
+    except OverflowError:
+        return math.nan
 
 
 def settings(value: object, name: str) -> Array:
@@ -176,7 +187,10 @@ def client_vectors(data: object, *, of_records: bool) -> tuple[list[Array], bool
                     f"vectors of client {at} must be a record per row, all alike, got the shape {each.shape}"
                 )
         return [each.reshape(len(each), math.prod(shape[1:])) for each in given], len(shape) == 1
-    shape = given[0].shape
+    shape = next((each.shape for each in given if each.ndim), ())
+    given = [
+        np.full(shape, np.nan) if not each.ndim and np.isnan(each) else each for each in given
+    ]  # None: absent
     if len(shape) > 1 or given[0].size == 0:
         raise ConfigError(f"vectors must be one number or one vector per client, got the shape {shape}")
     for at, each in enumerate(given):

@@ -37,9 +37,7 @@ _HOW = {  # by fidelity; a deployment has another
     "protocol": "simulated: every message of the protocol was sent",
 }
 _CHANGEABLE = ("against", "adjacency", "dropouts", "colluders", "unit", "records", "max_silos")
-_DEFAULTS = PrivacyTarget(
-    against=SERVER, sampling=Sampling.NONE, adjacency=Adjacency.ZERO_OUT, dropouts=0.1, colluders=0.1
-)
+_DEFAULTS = PrivacyTarget(against=SERVER, sampling=Sampling.NONE, dropouts=0.1, colluders=0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,10 +266,18 @@ def release_records(
         if most is not None:
             raise ConfigError(f"max_values is for the unit client, got {most} and the unit record")
         coded = [CodedRecords(code, records) for records in clients]
-        return release(name, coded, code.dimension, code.bound, terms)
+        return _counting("each record once", release(name, coded, code.dimension, code.bound, terms))
     cap = None if most is None else positive("max_values", most)
     vectors = [code.of_client(records, cap) for records in clients]
-    return release(name, vectors, code.dimension, code.bound * (1.0 if cap is None else cap), terms)
+    found = release(name, vectors, code.dimension, code.bound * (1.0 if cap is None else cap), terms)
+    return _counting(
+        "clients, by shares of their values" if cap is None else f"values, up to {cap:g} a client", found
+    )
+
+
+def _counting(what: str, found: Statistic[Array]) -> Statistic[Array]:
+    """Return a statistic whose name says what counts in it."""
+    return replace(found, name=f"{found.name} (counting {what})")
 
 
 def _plan(target: PrivacyTarget, bound: float) -> Plan:
