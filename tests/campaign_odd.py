@@ -16,17 +16,19 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 from urllib.error import URLError
 
+from d2pfed.api.fitting import _execute as execute
+from d2pfed.api.job import Job
 from d2pfed.cli import main as command_line
-from d2pfed.errors import D2PFedError
+from d2pfed.errors import ConfigError, D2PFedError
 from d2pfed.numerics.randomness import Stream, digest
 from support.odd import UsersOwnError, odd
 from support.odd_calls import CALLS, Call, prepare
-from support.odd_lines import LINES, LOST, STATUSES, WORDS, prepare_files
+from support.odd_lines import LINES, STATUSES, WORDS, command_of, options, prepare_files
 
 SECONDS = 30  # that a case may take at most: what is asked for is small
 
@@ -88,7 +90,7 @@ def fate_of_call(call: Call, stream: Stream) -> tuple[str, str]:
         return "refused", "" if len(str(error).splitlines()) == 1 else f"{told}: not one line: {error}"
     except UsersOwnError:
         return "stopped by the user's own error", ""
-    except (Exception, TooLong) as error:
+    except (Exception, TooLong) as error:  # noqa: BLE001 - this is what is looked for
         if isinstance(error, TypeError) and not is_bound:
             return "of another signature", ""
         place = traceback.extract_tb(error.__traceback__)
@@ -101,7 +103,9 @@ def calls(count: int, seed: str) -> tuple[Counter[str], list[str]]:
     """Make so many odd calls, of each public name in turn."""
     fates, wrong = Counter[str](), []
     with tempfile.TemporaryDirectory() as place, chdir(place):
-        prepare(Path(place))
+        Path("here").mkdir()  # an odd path may lead out of it
+        os.chdir("here")
+        prepare(Path())
         for number in range(count):
             stream = Stream(digest("odd call", seed, number))
             fate, fault = fate_of_call(CALLS[number % len(CALLS)], stream)
@@ -110,51 +114,69 @@ def calls(count: int, seed: str) -> tuple[Counter[str], list[str]]:
     return fates, wrong
 
 
-def odd_line(stream: Stream) -> list[str]:
-    """Return a command line that was good, with a few words changed, lost, doubled, swapped or added."""
-    good = LINES[stream.below(len(LINES))].split()
-    depth = next(at for at, word in enumerate([*good, "-"]) if not word.isalpha())
+def odd_line(stream: Stream, stand_for: dict[str, str]) -> list[str]:
+    """Return a command line that was good, with a few words changed, lost, doubled, moved or added."""
+    line = LINES[stream.below(len(LINES))]
+    command, words = command_of(line), [word.format(**stand_for) for word in line.split()]
     for _ in range(1 + stream.below(2)):
-        at, change = min(depth + stream.below(len(good)), len(good) - 1), stream.below(8)
+        at = min(len(command.split()) + stream.below(len(words)), len(words) - 1)
         word = WORDS[stream.below(len(WORDS))]
-        if change < 4:
-            good[at : at + 1] = [f"{good[at].partition('=')[0]}={word}" if good[at].startswith("--") else word]
-        elif change == 4:
-            del good[at]
-        elif change == 5:
-            good.insert(at, good[at])
-        elif change == 6:
-            good.append(word)
-        else:
-            good[at:] = [*good[at + 1 :], *good[at : at + 1]]
-    return good
+        match stream.below(8):
+            case 0 | 1:
+                words[at] = word
+            case 2 | 3:
+                own = options()[command]
+                words.append(f"{own[stream.below(len(own))]}={word}")
+            case 4:
+                del words[at]
+            case 5:
+                words.insert(at, words[at])
+            case 6:
+                words.append(word)
+            case _:
+                words.append(words.pop(at))
+    return words
 
 
 def no_network(*_given: object, **_named: object) -> object:
     raise URLError("there is no network in this campaign")
 
 
-def run_line(words: list[str], patches: list[str]) -> tuple[int, str, str]:
-    """Return status and output of a command line in this process."""
-    streams = io.StringIO(), io.StringIO()
+def run_line(words: list[str]) -> tuple[int, str, str]:
+    """Return status and output of a command line in this process; what it prints must be text that can be written."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors) for errors in ("strict", "backslashreplace"))
     status: object = 0
-    with redirect_stdout(streams[0]), redirect_stderr(streams[1]), patch.object(sys, "argv", ["d2pfed", *words]):
-        with patch("urllib.request.urlopen", no_network), limited(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                command_line()
-            except SystemExit as ended:
-                status = ended.code or 0
-            except (Exception, TooLong) as error:
-                traceback.print_exception(error, limit=-4, file=streams[1])
-                status = -1
-    return status if isinstance(status, int) else -1, *(stream.getvalue() for stream in streams)
+    with ExitStack() as stack:
+        for each in (redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings(), limited()):
+            stack.enter_context(each)
+        stack.enter_context(patch.object(sys, "argv", ["d2pfed", *words]))
+        stack.enter_context(patch("urllib.request.urlopen", no_network))
+        stack.enter_context(patch("d2pfed.api.fitting._execute", execute_small))
+        warnings.simplefilter("ignore")
+        try:
+            command_line()
+        except SystemExit as ended:
+            status = ended.code or 0
+        except (Exception, TooLong) as error:  # noqa: BLE001 - this is what is looked for
+            traceback.print_exception(error, limit=-5, file=err)
+            status = -1
+    for each in (out, err):
+        each.flush()
+    found = [each.buffer.getvalue().decode() for each in (out, err)]  # type: ignore[attr-defined]
+    return status if isinstance(status, int) else -1, found[0], found[1]
+
+
+def execute_small(job: Job, *given: object, **named: object) -> object:
+    """Train what is small; of the rest, a plan is all that is wanted here."""
+    if job.sampling.cohort_size * job.settings.rounds * job.details.local.epochs > 100:  # type: ignore[union-attr]
+        raise ConfigError("a campaign trains small runs only")
+    return execute(job, *given, **named)  # type: ignore[arg-type]
 
 
 def fault_of_line(words: list[str], status: int, out: str, err: str) -> str:
     """Return what is wrong with how a command ended."""
     said = [line for line in err.splitlines() if line.startswith("d2pfed: ")]
-    if status not in STATUSES.get(" ".join(words[:2]), STATUSES.get(words[0], (0, 2)) if words else (0, 2)):
+    if status not in STATUSES.get(words[0] if words else "", (0, 2)):
         return f"status {status}: {err[-900:]}"
     if "Traceback" in out + err:
         return f"a traceback: {err[-900:]}"
@@ -164,19 +186,25 @@ def fault_of_line(words: list[str], status: int, out: str, err: str) -> str:
 
 
 def commands(count: int, seed: str) -> tuple[Counter[str], list[str]]:
-    """Run so many odd command lines."""
+    """Run so many odd command lines, each in a directory as the first found it."""
     fates, wrong = Counter[str](), []
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as place:
-        prepare_files(Path(place) / "good", lambda words: run_line(words, []))
-        for number in range(count):
-            words = odd_line(Stream(digest("odd line", seed, number)))
-            own = Path(shutil.copytree(Path(place) / "good", Path(place) / "own", symlinks=True))
-            with chdir(own), patch.dict(os.environ, {"HOME": str(own), "XDG_CACHE_HOME": str(own / "cache")}):
-                status, out, err = run_line(words, [])
-            shutil.rmtree(own)
-            fates[f"status {status}"] += 1
-            if fault := fault_of_line(words, status, out, err):
-                wrong.append(f"case {number}: d2pfed {words!r:.600}: {fault}")
+        kept, here = Path(place) / "kept", Path(place) / "here"
+        here.mkdir()
+        environment = {"HOME": str(here / "home"), "XDG_CACHE_HOME": str(here / "home"), "D2PFED_DATA": ""}
+        with patch.dict(os.environ, environment):
+            with chdir(here):
+                stand_for = prepare_files(run_line)
+            here.rename(kept)
+            for number in range(count):
+                words = odd_line(Stream(digest("odd line", seed, number)), stand_for)
+                shutil.copytree(kept, here, symlinks=True)
+                with chdir(here):
+                    status, out, err = run_line(words)
+                shutil.rmtree(here)
+                fates[f"with status {status}"] += 1
+                if fault := fault_of_line(words, status, out, err):
+                    wrong.append(f"case {number}: d2pfed {words!r:.600}: {fault}")
     return fates, wrong
 
 

@@ -1,6 +1,6 @@
 """Odd values: of wrong types and shapes, not finite, huge, empty, used up; and good values with a part gone wrong."""
 
-import datetime
+import datetime as dt
 import math
 from collections.abc import Callable, Mapping
 from decimal import Decimal
@@ -30,28 +30,71 @@ CONSTANTS: tuple[object, ...] = (
     *(0.0, -0.0, 0.5, -1.5, 1e308, 1e-320, math.nan, math.inf, -math.inf),
     *(Decimal("nan"), Decimal(1), Fraction(1, 3), Fraction(HUGE), np.float64("nan"), np.float16(1), np.int8(5)),
     *(np.uint64(2**64 - 1), "", "x", "auto", "server", "nan", "1", "é\n\t\0", "x" * 5000, "..", b"", b"\xff\x00"),
-    *(Path("nowhere"), Path("folder"), Path("text"), Path("x" * 300), Path(), range(3), range(0), slice(1), object()),
-    *(int, object, ValueError, Path, math, len, raising, lambda *_: None, datetime.date(2020, 1, 1), pd.NA),
+    *(
+        Path("nowhere"),
+        Path("folder"),
+        Path("text"),
+        Path("x" * 300),
+        Path(),
+        range(3),
+        range(0),
+        slice(1),
+        object(),
+    ),
+    *(int, object, ValueError, Path, math, len, raising, lambda *_: None, dt.date(2020, 1, 1), pd.NA),
     *(pd.Timestamp("2020-01-01"), torch.nn.Linear, torch.device("meta"), torch.float16),
 )
 MADE: tuple[Callable[[], object], ...] = (  # anew for every case: some can be read only once, or be changed
-    *(list, dict, set, tuple, frozenset, lambda: {1, 2}, lambda: iter(()), lambda: iter([1, 2]), lambda: bytearray(3)),
+    *(
+        list,
+        dict,
+        set,
+        tuple,
+        frozenset,
+        lambda: {1, 2},
+        lambda: iter(()),
+        lambda: iter([1, 2]),
+        lambda: bytearray(3),
+    ),
     *(lambda: (each for each in (1.0, 2.0)), lambda: (1 // each for each in (1, 0)), lambda: map(int, "12x")),
     *(lambda: [None], lambda: ["a", "b"], lambda: [[]], lambda: [[1.0], [1.0, 2.0]], lambda: [math.nan, 1.0]),
     *(lambda: [1, "x", None], lambda: [{}, {}], lambda: [object(), object()], lambda: [HUGE, HUGE]),
-    *(lambda: {"x": 1}, lambda: {1: 2, None: 3}, lambda: {"epsilon": math.nan}, lambda: {"": []}, lambda: {(): {}}),
+    *(
+        lambda: {"x": 1},
+        lambda: {1: 2, None: 3},
+        lambda: {"epsilon": math.nan},
+        lambda: {"": []},
+        lambda: {(): {}},
+    ),
     *(lambda: np.zeros(0), lambda: np.zeros((0, 3)), lambda: np.zeros((3, 0)), lambda: np.ones((2, 2, 2, 2))),
     *(lambda: np.full(3, math.nan), lambda: np.array(["a", "b"]), lambda: np.array([None, {}], object)),
-    *(lambda: np.array([1, "x"], object), lambda: np.array(3.0), lambda: np.array([1 + 2j]), lambda: np.ones(3, bool)),
+    *(
+        lambda: np.array([1, "x"], object),
+        lambda: np.array(3.0),
+        lambda: np.array([1 + 2j]),
+        lambda: np.ones(3, bool),
+    ),
     *(lambda: np.array(["2020-01-01"], "datetime64[D]"), lambda: np.zeros(2, [("a", int)])),
-    *(lambda: np.ma.masked_array([1, 2]), lambda: pd.Series([1.0, 2.0], index=[5, 7]), lambda: pd.Series(["a", None])),
-    *(lambda: pd.DataFrame(FRAME), lambda: pd.DataFrame(), lambda: pd.Series([], dtype=float)),
+    *(
+        lambda: np.ma.masked_array([1, 2]),
+        lambda: pd.Series([1.0, 2.0], index=[5, 7]),
+        lambda: pd.Series(["a", None]),
+    ),
+    *(lambda: pd.DataFrame(FRAME), pd.DataFrame, lambda: pd.Series([], dtype=float)),
     *(lambda: pd.Categorical(["a"]), lambda: pd.Index([1, 2]), lambda: pd.Series([1, pd.NA], dtype="Int64")),
     *(lambda: torch.ones(3, dtype=torch.bfloat16), lambda: torch.ones(4, 3, dtype=torch.bfloat16)),
     *(lambda: torch.ones(0), lambda: torch.tensor(math.nan), lambda: torch.ones(2, 2, dtype=torch.complex64)),
-    *(lambda: torch.ones(3).to_sparse(), lambda: torch.ones(3, requires_grad=True), lambda: torch.ones(3, dtype=bool)),
+    *(
+        lambda: torch.ones(3).to_sparse(),
+        lambda: torch.ones(3, requires_grad=True),
+        lambda: torch.ones(3, dtype=bool),
+    ),
     *(lambda: torch.ones(2, device="meta"), lambda: torch.nn.Linear(3, 2), torch.nn.ReLU),
-    *(lambda: [torch.ones(2), torch.ones(3)], lambda: (torch.ones(4, 3), torch.zeros(4)), lambda: (np.ones(3), "x")),
+    *(
+        lambda: [torch.ones(2), torch.ones(3)],
+        lambda: (torch.ones(4, 3), torch.zeros(4)),
+        lambda: (np.ones(3), "x"),
+    ),
     *(lambda: TensorDataset(torch.ones(4, 3)), lambda: DataLoader([1, 2, 3])),
 )
 

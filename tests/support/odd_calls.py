@@ -1,7 +1,7 @@
 """Every public name with arguments that it takes, out of which odd calls are made."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cache
 from itertools import count
@@ -127,18 +127,24 @@ def _named(function: Callable[..., Any], arguments: Callable[[], dict[str, objec
     return Call(function.__qualname__, function, arguments, **more)
 
 
-def _enum(kind: type) -> Call:
-    return Call(kind.__name__, lambda value: kind(value), lambda: {"value": "fixed"})
+def _of_one(kind: type) -> Call:
+    """An enumeration or an error, which takes one value."""
 
+    def function(value: object) -> object:
+        return kind(value)
 
-def _error(kind: type) -> Call:
-    return Call(kind.__name__, lambda text: kind(text), lambda: {"text": "a text"}, use=type)
+    return Call(kind.__name__, function, lambda: {"value": "fixed"})
 
 
 def _rounds() -> dict[str, object]:
     step = ServerOptimizer(momentum=0.5)
     state = step.start(np.zeros(3, np.float32))
-    return {"state": state, "step": step, "rounds": 2, "aggregate": lambda _: Outcome(np.ones(3, np.float32), 0, 1)}
+    return {
+        "state": state,
+        "step": step,
+        "rounds": 2,
+        "aggregate": lambda _: Outcome(np.ones(3, np.float32), 0, 1),
+    }
 
 
 def _method(name: str, receiver: Callable[[], object], arguments: Callable[[], dict[str, object]]) -> Call:
@@ -182,7 +188,9 @@ FUNCTIONS: tuple[Call, ...] = (
     _named(d2pfed.private_mean, lambda: {"vectors": np.array(NUMBERS), "bounds": (0, 10)} | STATISTIC),
     _named(
         d2pfed.private_mean,
-        lambda: {"vectors": [1.0] * CLIENTS, "clip": 1.0, "weights": [1.0] * CLIENTS, "max_weight": 2.0} | STATISTIC,
+        lambda: (
+            {"vectors": [1.0] * CLIENTS, "clip": 1.0, "weights": [1.0] * CLIENTS, "max_weight": 2.0} | STATISTIC
+        ),
     ),
     _named(d2pfed.private_histogram, lambda: {"values": NUMBERS, "bins": [0, 1, 2, 5]} | STATISTIC),
     _named(
@@ -227,10 +235,10 @@ CLASSES: tuple[Call, ...] = (
     _named(d2pfed.Training, lambda: of_value(d2pfed.Training())),
     _named(d2pfed.RunOptions, lambda: of_value(d2pfed.RunOptions())),
     _named(d2pfed.FitResult, lambda: of_value(trained())),
-    *map(_enum, (d2pfed.Adjacency, d2pfed.Sampling, d2pfed.MechanismName)),
-    *map(_error, (d2pfed.D2PFedError, d2pfed.ConfigError, d2pfed.PeerError, d2pfed.TooFewClients)),
-    *map(_error, (d2pfed.BudgetExceeded, d2pfed.LedgerError, d2pfed.DamagedFile, d2pfed.DownloadError)),
-    _error(d2pfed.MissingExtra),
+    *map(_of_one, (d2pfed.Adjacency, d2pfed.Sampling, d2pfed.MechanismName)),
+    *map(_of_one, (d2pfed.D2PFedError, d2pfed.ConfigError, d2pfed.PeerError, d2pfed.TooFewClients)),
+    *map(_of_one, (d2pfed.BudgetExceeded, d2pfed.LedgerError, d2pfed.DamagedFile, d2pfed.DownloadError)),
+    _of_one(d2pfed.MissingExtra),
 )
 METHODS: tuple[Call, ...] = (
     _named(Ledger.create, lambda: {"path": _new(), "budget": ledger().budget}, use=Ledger.close),
@@ -256,7 +264,9 @@ METHODS: tuple[Call, ...] = (
     _method("Policy.check", d2pfed.Policy, lambda: {"plan": plan()}),
     _method("Policy.require_request", d2pfed.Policy, lambda: {"request": Request.TRAINING}),
     _method(
-        "Participant.encode", participant, lambda: {"session": session(), "update": np.zeros(3, np.float32), "group": None}
+        "Participant.encode",
+        participant,
+        lambda: {"session": session(), "update": np.zeros(3, np.float32), "group": None},
     ),
     _method("Participant.batch", participant, lambda: {"session": session(), "count": 3}),
     _method("Participant.join", participant, lambda: {"session": session(), "train": lambda *_: np.zeros(3)}),

@@ -49,17 +49,105 @@ LINES = (
 STATUSES = {"certify": (0, 1, 2, 3), "train": (0, 2, 3), "audit": (0, 2, 4)}  # by command; of all others 0 and 2
 HUGE = "1" + "0" * 400
 WORDS = (
-    *("", " ", "-", "--", "--help", "--version", "--no-such-option", "--no-such-option=1", "-x", "-h", "--json", "x"),
+    *(
+        "",
+        " ",
+        "-",
+        "--",
+        "--help",
+        "--version",
+        "--no-such-option",
+        "--no-such-option=1",
+        "-x",
+        "-h",
+        "--json",
+        "x",
+    ),
     *("0", "-1", "1", "2", "1.5", HUGE, f"-{HUGE}", str(2**63), str(2**31), "0x10", "1_0", "٣", "1e-320", "1e308"),
-    *("nan", "inf", "-inf", "0.5", "true", "None", "auto", "auto(0)", "colluding(3)", f"colluding({HUGE})", "server"),
-    *("record", "none", "once", "all", "nothing", "fixed", "mlp", "digits", "shared", "skellam", "dirichlet:nan", "iid"),
-    *("os:getcwd", "json:nothing", "nowhere:f", ":", "json:", "a:b:c", "os.path:join", "0,0,0,0", ",,,", "1/0", "a=b"),
-    *("=", "1=", "9=00", "name=text", "name=", "4:00", "99:" + "0" * 64, "0" * 64, "zz" * 32, "é" * 300, "x" * 9000),
+    *(
+        "nan",
+        "inf",
+        "-inf",
+        "0.5",
+        "true",
+        "None",
+        "auto",
+        "auto(0)",
+        "colluding(3)",
+        f"colluding({HUGE})",
+        "server",
+    ),
+    *(
+        "record",
+        "none",
+        "once",
+        "all",
+        "nothing",
+        "fixed",
+        "mlp",
+        "digits",
+        "shared",
+        "skellam",
+        "dirichlet:nan",
+        "iid",
+    ),
+    *(
+        "os:getcwd",
+        "json:nothing",
+        "nowhere:f",
+        ":",
+        "json:",
+        "a:b:c",
+        "os.path:join",
+        "0,0,0,0",
+        ",,,",
+        "1/0",
+        "a=b",
+    ),
+    *(
+        "=",
+        "1=",
+        "9=00",
+        "name=text",
+        "name=",
+        "4:00",
+        "99:" + "0" * 64,
+        "0" * 64,
+        "zz" * 32,
+        "é" * 300,
+        "x" * 9000,
+    ),
     *("\udc80", "a\nb", "\x1b[31m", "%s%n", "*", "~", "..", ".", "/", "../..", "a/b", "é", "🐍"),
-    *("nowhere", "nowhere/deeper", "folder", "text", "empty", "binary", "locked", "loop", "/dev/null", "/dev/full"),
+    *(
+        "nowhere",
+        "nowhere/deeper",
+        "folder",
+        "text",
+        "empty",
+        "binary",
+        "locked",
+        "loop",
+        "/dev/null",
+        "/dev/full",
+    ),
     *("cut.sqlite", "cut.json", "cut.toml", "good.toml", "odd.toml", "runs/run", "runs", "runs/run/plan.json"),
-    *("runs/run/ledger.sqlite", "runs/run/settings.json", "runs/cut", "shared.sqlite", "roster", "key", "authority"),
-    *("client", "client/client.toml", "cut-client", "runs/run/certificate.json", "cut-certificate.json", "x" * 300),
+    *(
+        "runs/run/ledger.sqlite",
+        "runs/run/settings.json",
+        "runs/cut",
+        "shared.sqlite",
+        "roster",
+        "key",
+        "authority",
+    ),
+    *(
+        "client",
+        "client/client.toml",
+        "cut-client",
+        "runs/run/certificate.json",
+        "cut-certificate.json",
+        "x" * 300,
+    ),
 )
 
 
@@ -84,7 +172,7 @@ def options() -> dict[str, tuple[str, ...]]:
 
 def command_of(line: str) -> str:
     """The command of a good line."""
-    return next(name for name in options() if f"{line} ".startswith(f"{name} ")) if "certify s" not in line else "certify run"
+    return next((name for name in options() if f"{line} ".startswith(f"{name} ")), "certify run")
 
 
 def prepare_files(run: Callable[[list[str]], Ended]) -> dict[str, str]:

@@ -24,6 +24,7 @@ from d2pfed.accounting import (
     colluding,
 )
 from d2pfed.errors import ConfigError
+from d2pfed.fields import check_fields
 from d2pfed.noise.clipping import AdaptiveClip, Weighting
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import (
@@ -102,6 +103,7 @@ class Plan:
     weighting: Weighting | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         cohort = self.sampling.cohort_size
         check_range("population", self.sampling.population, 1, bounds.MOST_POPULATION)
         check_range("cohort", cohort, 1, bounds.MOST_COHORT)

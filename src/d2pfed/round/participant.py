@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from d2pfed.accounting import RATE_STEPS, BatchSampling
 from d2pfed.errors import ConfigError, PeerError
+from d2pfed.fields import check_fields
 from d2pfed.noise.clipping import split_clip
 from d2pfed.noise.codec import require_update
 from d2pfed.noise.mechanisms import Centered, Share
@@ -127,6 +128,9 @@ class Participant:
     client: int
     entropy: Entropy
     participations: int
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def encode(
         self,
