@@ -43,11 +43,10 @@ ENCODE = """
 import numpy as np
 import d2pfed.flower.client
 from support.enrolled_clients import make_plan
-from d2pfed.noise.mechanisms import Share
 from d2pfed.numerics.randomness import Entropy
 plan = make_plan()
 centres = plan.codec.prepare(np.ones(16, np.float32), bytes(32))
-plan.ring.wrap(plan.mechanism.encode(centres, Share(rank=0, holders=5, group=None), Entropy.system()))
+plan.ring.wrap(plan.mechanism.encode(centres, None, Entropy.system()))
 """
 
 

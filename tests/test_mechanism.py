@@ -336,7 +336,7 @@ def test_rounding_and_noise_have_streams_of_their_own(name, monkeypatch):
     monkeypatch.setattr(Entropy, "stream", lambda self: taken.append(self.key) or right(self))
     centres = Centers(np.full(8, 100), radius=300, fraction_bits=8)
     for rank in range(2):
-        MECHANISMS[name].encode(centres, Share(rank, 2, None if name != "shared" else ROOT.child(rank)), own(rank))
+        MECHANISMS[name].encode(centres, None if name != "shared" else Share(rank, 2, ROOT.child(rank)), own(rank))
     assert len(taken) == len(set(taken)) == {"centered": 2}.get(name, 4)
 
 
@@ -354,13 +354,13 @@ def test_a_group_shares_one_noise_and_groups_differ():
 @pytest.mark.parametrize(
     ("make", "rule"),
     [
-        (lambda: Share(3, 3), r"rank must be in \[0, 3\), got 3"),
-        (lambda: Share(-1, 3), r"rank must be in \[0, 3\), got -1"),
-        (lambda: Share(0, 0), r"rank must be in \[0, 0\), got 0"),
+        (lambda: Share(3, 3, ROOT), r"rank must be in \[0, 3\), got 3"),
+        (lambda: Share(-1, 3, ROOT), r"rank must be in \[0, 3\), got -1"),
+        (lambda: Share(0, 0, ROOT), r"rank must be in \[0, 0\), got 0"),
         (lambda: Centered(Fraction(199, 100)), "at least 2 steps wide and at most 1048576, got 1.99"),
         (lambda: BinomialNoise(7), r"even and in \[2, 2\^42\], got 7"),
         (lambda: BinomialNoise(0), r"even and in \[2, 2\^42\], got 0"),
-        (lambda: Shared(Fraction(3)).encode(constant(0, 4), Share(0, 3), own(0)), "group's secret, got none"),
+        (lambda: Shared(Fraction(3)).encode(constant(0, 4), None, own(0)), "group's secret, got none"),
     ],
 )
 def test_invalid_parameters_are_refused(make, rule):

@@ -104,7 +104,8 @@ def noise_pmf(sigma: Fraction, cohort: int, missing: int) -> Masses:
     """Return the law of integer shares' sum without the last ranks' ones, from its least value on."""
     reach = math.ceil(14 * sigma)
     nu = np.arange(-reach, reach + 1)
-    left = nu - sum((Share(rank, cohort).part(nu) for rank in range(cohort - missing, cohort)), np.zeros_like(nu))
+    late = [Share(rank, cohort, Entropy.replay(b"")) for rank in range(cohort - missing, cohort)]
+    left = nu - sum((share.part(nu) for share in late), np.zeros_like(nu))
     mass = np.bincount(left - left.min(), weights=np.exp(-(nu**2) / (2 * float(sigma) ** 2)))
     return np.asarray(mass / mass.sum())
 

@@ -220,23 +220,19 @@ class BatchedTrainer:
     ) -> list[torch.Tensor]:
         """Return the clients' gradients for rows of the table; a loss that reduces by itself gets no others."""
 
-        def find(some: Tensors, at: IntVector, weights: NDArray[np.float32] | None) -> list[torch.Tensor]:
-            index = torch.from_numpy(at).to(inputs.device)
+        def find(some: Tensors, at: IntVector, real: NDArray[np.bool_] | None) -> list[torch.Tensor]:
+            index, weights = torch.from_numpy(at).to(inputs.device), None
             taken = inputs.index_select(0, index.flatten()).view(*index.shape, *inputs.shape[1:])
-            own = None if weights is None else torch.from_numpy(weights).to(inputs.device)
-            return self.find(some, taken, labels[index], own)
+            if real is not None:
+                weights = torch.from_numpy(real.astype(np.float32)).to(inputs.device)
+                if isinstance(loss, CrossEntropy) and self.model.step is None:  # by the targets that count
+                    weights = weights * loss.counted(labels[index].flatten(0, 1)).view(index.shape)
+                weights = weights / weights.sum(1, keepdim=True).clamp(min=1)
+            return self.find(some, taken, labels[index], weights)
 
         counts, loss = real.sum(axis=1), self.model.losses
         if self.by_row:
-            weights = real.astype(np.float32)
-            if isinstance(loss, CrossEntropy) and self.model.step is None:  # of targets that count
-                weights *= (
-                    loss.counted(labels[torch.from_numpy(at.ravel()).to(labels.device)])
-                    .cpu()
-                    .numpy()
-                    .reshape(at.shape)
-                )
-            return find(values, at, weights / weights.sum(axis=1, keepdims=True).clip(min=1))
+            return find(values, at, real)
         if len(sizes := np.unique(counts)) == 1:
             return find(values, at[:, : sizes[0]], None)
         found = [torch.empty_like(value) for value in values.values()]

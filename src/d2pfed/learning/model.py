@@ -154,7 +154,7 @@ class Model:
         if not isinstance(self.losses, CrossEntropy) or self.step is not None or labels is None:
             return losses.mean()
         counts = self.losses.counted(labels)
-        return losses.mean() if (counts == counts[0]).all() else (losses * counts).sum() / counts.sum()
+        return (losses * counts).sum() / counts.sum().clamp(min=1)
 
     def paired(self, inputs: Any, labels: Any) -> tuple[Any, Any]:  # noqa: ANN401 - any data
         """Return inputs and targets; a dictionary without targets has them under `labels`."""

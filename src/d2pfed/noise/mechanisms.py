@@ -32,11 +32,11 @@ _MOST_TERM = 1 << 128  # of a fraction's numerator and denominator
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A client's place in its cohort: its rank among those who hold the seed, and the group's secret, if any."""
+    """A client's share of the group's noise: its rank among those who hold the group's secret, and the secret."""
 
     rank: int
     holders: int
-    group: Entropy | None = None
+    group: Entropy
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.holders:
@@ -64,7 +64,7 @@ class Centered:
     def __post_init__(self) -> None:
         _require_width(self.sigma, LEAST_WIDTH, MOST_WIDTH)
 
-    def encode(self, centers: Centers, share: Share, entropy: Entropy) -> IntVector:
+    def encode(self, centers: Centers, share: Share | None, entropy: Entropy) -> IntVector:
         """Return one draw around the client's own vector."""
         return self.around(centers.values, centers.fraction_bits, entropy)
 
@@ -113,9 +113,9 @@ class Shared:
     def __post_init__(self) -> None:
         _require_width(self.sigma, 0, MOST_WIDTH)
 
-    def encode(self, centers: Centers, share: Share, entropy: Entropy) -> IntVector:
+    def encode(self, centers: Centers, share: Share | None, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's share of the group's noise."""
-        if share.group is None:
+        if share is None:
             raise ConfigError("the shared mechanism needs the group's secret, got none")
         nu = DiscreteGaussian(self.sigma).draw(len(centers.values), share.group.child("noise").stream())
         return self.rounded.encode(centers, entropy) + share.part(nu)
@@ -135,7 +135,7 @@ class DDGauss:
     def __post_init__(self) -> None:
         _require_width(self.sigma, 0, MOST_WIDTH)
 
-    def encode(self, centers: Centers, share: Share, entropy: Entropy) -> IntVector:
+    def encode(self, centers: Centers, share: Share | None, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's own noise."""
         return self.rounded.encode_with(GaussianDistribution(Fraction(0), self.sigma**2), centers, entropy)
 
@@ -154,7 +154,7 @@ class SkellamNoise:
     def __post_init__(self) -> None:
         _require_width(self.variance, 0, MOST_WIDTH**2)
 
-    def encode(self, centers: Centers, share: Share, entropy: Entropy) -> IntVector:
+    def encode(self, centers: Centers, share: Share | None, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's own noise."""
         return self.rounded.encode_with(SkellamDistribution(self.variance), centers, entropy)
 
@@ -175,7 +175,7 @@ class BinomialNoise:
         if not 2 <= self.trials <= 4 * MOST_WIDTH**2 or self.trials % 2:
             raise ConfigError(f"a client's trials must be even and in [2, 2^42], got {shown(self.trials)}")
 
-    def encode(self, centers: Centers, share: Share, entropy: Entropy) -> IntVector:
+    def encode(self, centers: Centers, share: Share | None, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's own noise, centered at zero."""
         tossed = self.rounded.encode_with(BinomialDistribution(self.trials), centers, entropy)
         return tossed - self.trials // 2

@@ -164,11 +164,10 @@ class Participant:
         # A bit or a weight may be small beside the grid, so its vector is dithered.
         extended = adaptive is not None or weighting is not None
         dither = None if not extended else fresh.child("dither").stream()
-        share = Share(
-            rank=session.rank(self.client),
-            holders=len(session.cohort),
-            group=None if group is None else Entropy(group, self.entropy.is_replayed),
-        )
+        share = None
+        if group is not None:
+            secret = Entropy(group, self.entropy.is_replayed)
+            share = Share(session.rank(self.client), len(session.cohort), secret)
         centers = self.plan.codec.prepare(vector, rotation_seed(session), dither)
         return self.plan.ring.wrap(self.plan.mechanism.encode(centers, share, fresh))
 
