@@ -30,7 +30,7 @@ from support.odd import UsersOwnError, odd
 from support.odd_calls import CALLS, Call, prepare
 from support.odd_lines import LINES, STATUSES, WORDS, command_of, options, prepare_files
 
-SECONDS = 30  # that a case may take at most: what is asked for is small
+SECONDS = 30  # of the processor, that a case may take at most: what is asked for is small
 
 
 class TooLong(BaseException):
@@ -44,38 +44,39 @@ def limited() -> Iterator[None]:
     def stop(*_given: object) -> None:
         raise TooLong(f"it took more than {SECONDS} seconds")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
-def odd_arguments(call: Call, stream: Stream) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Return arguments of which one or two are odd, one is missing, or one is too many."""
+def odd_arguments(call: Call, stream: Stream) -> tuple[tuple[object, ...], dict[str, object], str]:
+    """Return arguments of which one or two are odd, one is missing, or one is too many, and which ones these are."""
     given = call.arguments()
-    change = stream.below(20)
+    change = stream.below(40)
     if change == 0:
-        return (), given | {"no_such_parameter": odd(stream, None)}
+        return (), given | {"no_such_parameter": odd(stream, None)}, "one more"
     if change == 1 and given:
-        del given[list(given)[stream.below(len(given))]]
-        return (), given
+        del given[name := list(given)[stream.below(len(given))]]
+        return (), given, f"without {name}"
     if change == 2:
-        return tuple(odd(stream, None) for _ in range(1 + stream.below(3))), {}
+        return tuple(odd(stream, None) for _ in range(1 + stream.below(3))), {}, "others"
     known = list(given) + [name for name in call.optional if name not in given]
-    for _ in range(1 + (stream.below(4) == 0)):
-        if known:
-            name = known[stream.below(len(known))]
-            given[name] = odd(stream, given.get(name))
-    return (), given
+    told = ""
+    for _ in range(min(len(known), 1 + (stream.below(4) == 0))):
+        name = known.pop(stream.below(len(known)))
+        given[name] = odd(stream, given.get(name))
+        told += f" {name}={' '.join(repr(given[name]).split())[:200]}"
+    return (), given, told
 
 
 def fate_of_call(call: Call, stream: Stream) -> tuple[str, str]:
     """Return what became of an odd call, and what is wrong with that."""
-    positional, named = odd_arguments(call, stream)
-    told = f"{call.name}(*{positional!r:.300}, **{named!r:.600})"
+    positional, named, changed = odd_arguments(call, stream)
+    told = f"{call.name}: {changed}"
     try:
         inspect.signature(call.function).bind(*positional, **named)
     except TypeError:
@@ -118,14 +119,14 @@ def odd_line(stream: Stream, stand_for: dict[str, str]) -> list[str]:
     """Return a command line that was good, with a few words changed, lost, doubled, moved or added."""
     line = LINES[stream.below(len(LINES))]
     command, words = command_of(line), [word.format(**stand_for) for word in line.split()]
-    for _ in range(1 + stream.below(2)):
+    for _ in range(1 + (stream.below(3) == 0)):
         at = min(len(command.split()) + stream.below(len(words)), len(words) - 1)
         word = WORDS[stream.below(len(WORDS))]
         match stream.below(8):
             case 0 | 1:
                 words[at] = word
             case 2 | 3:
-                own = options()[command]
+                own = (*options()[command], "--help")
                 words.append(f"{own[stream.below(len(own))]}={word}")
             case 4:
                 del words[at]

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import Enum, StrEnum
 from functools import cache
 from numbers import Integral, Number, Real
@@ -205,6 +205,6 @@ def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - an annotation
     is_open = getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False)
     if is_open or not isinstance(kind, type):
         return True
-    if kind in (tuple, Sequence) and isinstance(value, kind) and len({*parts, ...}) == 2:
+    if isinstance(value, (list, tuple)) and isinstance(value, kind) and len({*parts, ...}) == 2:
         return all(_fits(each, parts[0]) for each in {type(each): each for each in value}.values())
     return isinstance(value, kind)

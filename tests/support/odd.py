@@ -56,7 +56,7 @@ MADE: tuple[Callable[[], object], ...] = (  # anew for every case: some can be r
         lambda: iter([1, 2]),
         lambda: bytearray(3),
     ),
-    *(lambda: (each for each in (1.0, 2.0)), lambda: (1 // each for each in (1, 0)), lambda: map(int, "12x")),
+    *(lambda: (each for each in (1.0, 2.0)), lambda: (raising() for _ in range(2)), lambda: map(raising, "12x")),
     *(lambda: [None], lambda: ["a", "b"], lambda: [[]], lambda: [[1.0], [1.0, 2.0]], lambda: [math.nan, 1.0]),
     *(lambda: [1, "x", None], lambda: [{}, {}], lambda: [object(), object()], lambda: [HUGE, HUGE]),
     *(

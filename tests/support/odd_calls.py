@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cache
 from itertools import count
@@ -131,7 +132,10 @@ def _of_one(kind: type) -> Call:
     """An enumeration or an error, which takes one value."""
 
     def function(value: object) -> object:
-        return kind(value)
+        with suppress(TypeError):
+            hash(value)
+            return kind(value)
+        return None  # Python itself compares it with every member
 
     return Call(kind.__name__, function, lambda: {"value": "fixed"})
 

@@ -30,6 +30,8 @@ def measure(meter: Meter, budget: Budget, plans: Sequence[RunPlan]) -> FilterDec
     if not plans:
         return FilterDecision(admitted=True, units=(), budget_units=0, composed_epsilon=0.0)
     charged = meter(budget, plans)
+    if not isinstance(charged, FilterDecision):
+        raise LedgerError(f"the meter must return a FilterDecision, got {type(charged).__name__}")
     if math.isnan(charged.composed_epsilon) or charged.composed_epsilon < 0:
         raise LedgerError(f"the meter must return an epsilon of at least 0, got {charged.composed_epsilon}")
     return charged
@@ -156,6 +158,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         Checked: test_run.py::test_of_a_run_and_its_copy_one_goes_on.
         """
         self._require_open()
+        check_arguments(Ledger.require_own, locals())
         epoch = 0 if head is None else next(self._store.rows(head.seq)).epoch
         later = self._store.rows() if head is None else self._store.rows(head.seq + 1)
         for row in tuple(later):

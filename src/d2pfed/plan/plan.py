@@ -24,7 +24,7 @@ from d2pfed.accounting import (
     colluding,
 )
 from d2pfed.errors import ConfigError
-from d2pfed.fields import check_fields
+from d2pfed.fields import check_arguments, check_fields
 from d2pfed.noise.clipping import AdaptiveClip, Weighting
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import (
@@ -238,6 +238,7 @@ class Plan:
 
     def noise(self, survivors: int) -> Noise:
         """Return the distribution of the noise in a sum over so many clients."""
+        check_arguments(Plan.noise, locals())
         return self.mechanism.noise(self.codec, survivors)
 
     def release(
@@ -248,6 +249,7 @@ class Plan:
         A server that keeps clients out of the sum it opens (`cut_off`) has their noise in none of it, so only that of
         the others counts. A plan itself names no run: "" there.
         """
+        check_arguments(Plan.release, locals())
         return Release(
             run=run,
             round=number,

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from d2pfed.accounting import SERVER, CohortSampling, Noise, Sampling, Unit, client_epsilon
 from d2pfed.errors import ConfigError
-from d2pfed.fields import Choice, check_fields
+from d2pfed.fields import Choice, check_arguments, check_fields
 from d2pfed.noise.mechanisms import MechanismName, Protocol
 from d2pfed.plan.bounds import VERIFIED_DRAWS, colluders_within, require_honest_majority
 from d2pfed.plan.plan import Plan, run_guarantee
@@ -223,6 +223,7 @@ class Policy:
         for replace-one neighbours, from the noise, the participations and delta alone; where the unit is a record, for
         the plan's adjacency and rate of coins, which the client tosses itself. Checked: test_policy.py.
         """
+        check_arguments(Policy.check, locals())
         self._check_sizes(plan)
         self._check_mechanism(plan)
         refusals = []
@@ -277,6 +278,7 @@ class Policy:
 
     def require_request(self, request: Request) -> None:
         """Refuse to use this client's data for what it does not serve."""
+        check_arguments(Policy.require_request, locals())
         _check_one_of("request", request, self.requests)
 
     def _check_mechanism(self, plan: Plan) -> None:
