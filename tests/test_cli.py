@@ -1,6 +1,7 @@
 import importlib
 import json
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -377,9 +378,11 @@ def test_too_little_memory_is_one_line(run, monkeypatch, error):
 
 def test_a_real_limit_of_memory_is_one_line(tmp_path):
     """Some library does not fit: which one depends on the machine."""
-    limits = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (200 << 20,) * 2)"
+    limits = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (120 << 20,) * 2)"
     program = f"{limits}; sys.argv = ['d2pfed', 'plan']; from d2pfed.cli import main; main()"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
     assert ended.returncode in (0, 2)
     assert "Traceback" not in ended.stderr
     assert ended.stderr.count("d2pfed: ") == (ended.returncode == 2)
