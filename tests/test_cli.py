@@ -1,6 +1,7 @@
 import importlib
 import json
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -359,9 +360,29 @@ def test_what_once_ended_in_a_traceback_is_one_line(monkeypatch, capsys, words, 
     assert rule in err
 
 
-def test_too_little_memory_is_one_line(run, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 10 bytes."),
+    ],
+)
+def test_too_little_memory_is_one_line(run, monkeypatch, error):
     def exhausted(*_args):
-        raise MemoryError
+        raise error
 
     monkeypatch.setattr("d2pfed.cli.plan.calibrate", exhausted)
     assert run("plan") == (2, "", "d2pfed: there is too little memory for this command (see `ulimit -v`)\n")
+
+
+def test_a_real_limit_of_memory_is_one_line(tmp_path):
+    """Some library does not fit: which one depends on the machine."""
+    limits = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (120 << 20,) * 2)"
+    program = f"{limits}; sys.argv = ['d2pfed', 'plan']; from d2pfed.cli import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert ended.returncode in (0, 2)
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.count("d2pfed: ") == (ended.returncode == 2)

@@ -234,9 +234,9 @@ def test_budgets_take_an_observers_name_and_refuse_other_types(tmp_path):
         assert made.budget.observer == d2pfed.SERVER
     d2pfed.Ledger.open(str(tmp_path / "a.sqlite")).close()
     for wrong in (("server", 1e-5), (1.0, "x"), (1.0, 1e-5, 3), (1.0, 1e-5, d2pfed.SERVER, 1.5)):
-        with pytest.raises(ConfigError, match=r"a budget's .* must be of the type"):
+        with pytest.raises(ConfigError, match=r"must be of the type"):
             d2pfed.Budget(*wrong)
-    with pytest.raises(ConfigError, match="a ledger is made with a Budget, got str"):
+    with pytest.raises(ConfigError, match="budget must be of the type Budget, got"):
         d2pfed.Ledger.create(tmp_path / "b.sqlite", "server")
 
 

@@ -91,7 +91,7 @@ def test_a_policy_holds_a_plan_to_each_bound(bound, value_of, beyond):
         Policy(**{bound: value + beyond}).check(plan, ENROLLED)
     assert "\n" not in str(refusal.value)
     assert bound.split("_", 1)[1].replace("_", " ") in str(refusal.value)
-    with pytest.raises(ConfigError, match="this client's policy"):
+    with pytest.raises(ConfigError, match=r"this client's policy|must be of the type int, got nan"):
         Policy(**{bound: math.nan}).check(plan, ENROLLED)
 
 

@@ -6,7 +6,10 @@ from difflib import get_close_matches
 
 
 class D2PFedError(Exception):
-    """Base of every error that d2pfed raises on purpose."""
+    """Base of every error that d2pfed raises on purpose; its text is one line, whatever a value in it looks like."""
+
+    def __str__(self) -> str:
+        return " ".join(super().__str__().split())
 
 
 class ConfigError(D2PFedError, ValueError):

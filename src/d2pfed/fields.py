@@ -3,11 +3,13 @@
 import dataclasses
 import inspect
 import operator
+import re
 from collections.abc import Callable, Mapping
-from enum import Enum
+from enum import Enum, StrEnum
 from functools import cache
-from numbers import Real
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from numbers import Integral, Number, Real
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from d2pfed.errors import ConfigError, shown
 
@@ -148,8 +150,61 @@ def _number(each: Description, value: object) -> float:
 
 
 def _refused(each: Description, rule: str, value: object) -> ConfigError:
+    return ConfigError(f"{each.name} must be {rule}{' or None' * each.optional}, got {told(value)}")
+
+
+def told(value: object) -> str:
+    """Return any value as an error shows it: in one line, and not too long a one."""
     if isinstance(value, int) and not isinstance(value, bool):
-        given = shown(value)  # which Python may not print
-    else:
-        given = " ".join(repr(value)[:80].split())
-    return ConfigError(f"{each.name} must be {rule}{' or None' * each.optional}, got {given}")
+        return shown(value)  # which Python may not print
+    return " ".join(repr(value)[:80].split())
+
+
+class Choice(StrEnum):
+    """An enumeration that refuses an unknown name with the known ones."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        raise ConfigError(f"{cls.__name__} must be one of {', '.join(cls)}, got {told(value)}")
+
+
+def check_fields(value: object) -> None:
+    """Refuse a dataclass's value whose fields are not of the types that they are declared with."""
+    kind = cast("Any", type(value))
+    _check_hints(_hints(kind), {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)})
+
+
+def check_arguments(function: Callable[..., object], given: Mapping[str, object]) -> None:
+    """Refuse arguments, the locals of a function that has just begun, that are not of the types it declares."""
+    _check_hints(_hints(function), given)
+
+
+def _check_hints(hints: Mapping[str, Any], given: Mapping[str, object]) -> None:
+    for name, value in given.items():
+        if name in hints and not _fits(value, hints[name]):
+            is_plain = isinstance(value, (str, Number, NoneType))  # anything else may be long, or somebody's data
+            got = told(value) if is_plain else type(value).__name__
+            raise ConfigError(f"{name} must be of the type {_in_words(hints[name])}, got {got}")
+
+
+def _in_words(hint: Any) -> str:  # noqa: ANN401 - an annotation
+    """Return an annotation without the modules of its classes."""
+    return (
+        hint.__name__ if isinstance(hint, type) and not get_args(hint) else re.sub(r"\b(\w+\.)+\b", "", str(hint))
+    )
+
+
+def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - an annotation
+    """Tell whether a value is of an annotated type; a type that cannot be checked takes all values."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if hint in (int, float):
+        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+    kind = origin or hint
+    is_open = getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False)
+    if is_open or not isinstance(kind, type):
+        return True
+    if isinstance(value, (list, tuple)) and isinstance(value, kind) and len({*parts, ...}) == 2:
+        return all(_fits(each, parts[0]) for each in {type(each): each for each in value}.values())
+    return isinstance(value, kind)

@@ -8,7 +8,7 @@ import numpy as np
 
 from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.errors import ConfigError
-from d2pfed.fields import TRAINING, about, check_types, documented
+from d2pfed.fields import TRAINING, about, check_arguments, check_types, documented
 from d2pfed.noise.clipping import ClipStep
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy, digest
@@ -176,8 +176,11 @@ def train(
         rounds: how many rounds there are in all, those of `state` included.
         aggregate: makes one round's mean from the state.
     """
+    check_arguments(train, locals())
     while state.rounds < rounds:
         outcome = aggregate(state)
+        if not isinstance(outcome, Outcome):
+            raise ConfigError(f"aggregate must return an Outcome, got {type(outcome).__name__}")
         state = step.apply(state, outcome.mean)
         if outcome.clipping is not None:
             state = replace(state, clip=outcome.clipping.following)

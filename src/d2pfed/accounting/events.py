@@ -3,18 +3,18 @@
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from fractions import Fraction
 from operator import ge
 
 from d2pfed.accounting.laws import Noise
 from d2pfed.errors import ConfigError, shown
+from d2pfed.fields import Choice, check_fields
 from d2pfed.numerics import canonical
 
 MOST_SILOS = 100  # that one person may have records in
 
 
-class Unit(StrEnum):
+class Unit(Choice):
     """The unit of privacy: a guarantee protects everything that one of these contributed.
 
     Attributes:
@@ -26,7 +26,7 @@ class Unit(StrEnum):
     RECORD = "record"
 
 
-class Adjacency(StrEnum):
+class Adjacency(Choice):
     """The neighboring relation of a guarantee; on both sides the client takes part and adds its noise.
 
     Attributes:
@@ -45,7 +45,7 @@ class Adjacency(StrEnum):
         return 2 if self is Adjacency.REPLACE_ONE else 1
 
 
-class Sampling(StrEnum):
+class Sampling(Choice):
     """How a round's cohort is chosen.
 
     Attributes:
@@ -74,6 +74,7 @@ class CohortSampling:
     cohort_size: int
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 1 <= self.cohort_size <= self.population:
             raise ConfigError(
                 f"cohort_size must be in [1, population = {shown(self.population)}], got {shown(self.cohort_size)}"
@@ -96,6 +97,7 @@ class BatchSampling:
     max_silos: int = 1
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 < self.rate <= 1 or RATE_STEPS % self.rate.denominator:
             raise ConfigError(f"a batch's rate must be a multiple of 2^-32 in (0, 1], got {self.rate}")
         if not 1 <= self.max_silos <= MOST_SILOS:
@@ -129,6 +131,7 @@ class Release:
     batches: BatchSampling | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_unit(self.unit, self.adjacency, self.sampling, self.batches)
         if self.round < 0 or self.attempt < 0:
             raise ConfigError(f"round and attempt must be at least 0, got {self.round} and {self.attempt}")

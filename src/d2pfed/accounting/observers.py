@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
-from enum import StrEnum
 from functools import lru_cache
 
 from d2pfed.accounting.amplification import is_amplified, record_runs_epsilon, sampled_runs_epsilon
@@ -33,12 +32,13 @@ from d2pfed.accounting.laws import ContinuousGaussian, Noise
 from d2pfed.accounting.losses import COARSE, FINE
 from d2pfed.accounting.rdp import check_delta, sparse_orders
 from d2pfed.errors import ConfigError
+from d2pfed.fields import Choice, check_arguments, check_fields
 
 # The chance that a verified draw has more colluders than planned (COHORT_BITS of the neighbors); delta excludes it.
 UNCOUNTED = "2^-40 for each cohort size, which is not in delta"
 
 
-class View(StrEnum):
+class View(Choice):
     """What an observer sees."""
 
     RELEASED = "released"  # the released models, nothing of who took part
@@ -61,6 +61,7 @@ class Observer:
     colluders: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if (self.colluders > 0) != (self.view is View.COLLUDING) or self.colluders < 0:
             raise ConfigError(f"colluders must be positive for colluding and 0 otherwise, got {self.colluders}")
 
@@ -134,6 +135,7 @@ def account(
     Guarantee: (epsilon, delta)-privacy of each unit under the stated adjacency; errs upwards only.
     Proof: theory.md#observers. Checked: test_accounting_observers.py, test_accounting_oracle.py.
     """
+    check_arguments(account, locals())
     return _account(tuple(releases), observer, delta, max_participations, FINE)
 
 

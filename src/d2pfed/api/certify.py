@@ -15,6 +15,7 @@ from d2pfed.api.certificate_content import Json, LedgerRecord, allowed, event, l
 from d2pfed.certificate_verifier import Wrong, canonical
 from d2pfed.deploy.config import default_signing_key, make_secret, read_secret
 from d2pfed.errors import ConfigError, LedgerError
+from d2pfed.fields import check_arguments
 from d2pfed.ledger import Head
 from d2pfed.ledger.files import make_directory, replace_file
 from d2pfed.runs.json_files import read_text
@@ -51,7 +52,11 @@ class Certified:
 
 
 def certify(
-    run: Path, *, ledger: Path | None = None, key: Path | None = None, output: Path | None = None
+    run: Path | str,
+    *,
+    ledger: Path | str | None = None,
+    key: Path | str | None = None,
+    output: Path | str | None = None,
 ) -> Certified:
     """Write certificate.json, signed, with certificate.html and registry.yaml beside it.
 
@@ -64,8 +69,10 @@ def certify(
     Guarantee: what is stated is checked from the ledger's rows first; nothing of it tells who took part in an attempt.
     Checked: test_certify.py.
     """
-    content = stated(run, ledger)
-    file = default_signing_key() if key is None else key
+    check_arguments(certify, locals())
+    run = Path(run)
+    content = stated(run, None if ledger is None else Path(ledger))
+    file = default_signing_key() if key is None else Path(key)
     is_new = not (file.exists() or file.is_symlink())
     if is_new:
         if key is None:
@@ -76,7 +83,7 @@ def certify(
     signed = canonical(
         {"statement": content, "public_key": public, "signature": sign(secret, canonical(content)).hex()}
     )
-    directory = output or (run if run.is_dir() else run.parent)
+    directory = (run if run.is_dir() else run.parent) if output is None else Path(output)
     shown = {"certificate.html": page(content, signed, public), "registry.yaml": registry_entry(content)}
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from d2pfed.api.complete_target import checked_fields
 from d2pfed.api.progress import Watcher
 from d2pfed.api.result import FitResult
 from d2pfed.errors import ConfigError
-from d2pfed.fields import DATA, RUN, TRAINING, about, check_types, documented
+from d2pfed.fields import DATA, RUN, TRAINING, about, check_fields, check_types, documented
 from d2pfed.learning import (
     Collate,
     Forward,
@@ -141,10 +141,11 @@ class EarlyStop:
             raise ConfigError(f"patience must be at least 1, got {self.patience}")
         if not (math.isfinite(self.least_gain) and self.least_gain >= 0):
             raise ConfigError(f"least_gain must be finite and at least 0, got {self.least_gain}")
-        stops = tuple(self.milestones)
+        stops = tuple(self.milestones) if isinstance(self.milestones, Sequence) else self.milestones
+        object.__setattr__(self, "milestones", stops)
+        check_fields(self)
         if list(stops) != sorted(set(stops)) or stops[:1] < (1,) * bool(stops):
             raise ConfigError(f"milestones must be increasing whole numbers from 1 on, got {stops}")
-        object.__setattr__(self, "milestones", stops)
 
     def __call__(self, records: Sequence[RoundRecord]) -> str:
         """Return why a run with these rounds ends here; empty if it goes on."""

@@ -62,9 +62,10 @@ class ModelEvaluator:
         return self._measured(params, opened, "test")
 
     def _measured(self, params: FloatVector, data: object, owner: str) -> dict[str, float]:
-        if self.metrics is None and isinstance(data, Examples):
-            return evaluate(self.model, params, data)
-        return measure(self.model, params, batches_of(data, owner, self.collate), self.metrics or {})
+        with explained(f"the {owner} data cannot be measured"):
+            if self.metrics is None and isinstance(data, Examples):
+                return evaluate(self.model, params, data)
+            return measure(self.model, params, batches_of(data, owner, self.collate), self.metrics or {})
 
     def rehearse(self, params: FloatVector) -> None:
         """Measure one batch by a user's metrics, so that a mistake shows before anything is charged."""

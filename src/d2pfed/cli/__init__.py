@@ -112,7 +112,10 @@ def run(app: typer.Typer, name: str) -> None:
         sys.exit(130)
     except D2PFedError as error:
         _fail(name, str(error))
-    except MemoryError:
+    except (MemoryError, ImportError, RuntimeError) as error:
+        # A library that does not fit, and torch, say it in words of their own.
+        if not (isinstance(error, MemoryError) or re.search("map segment|allocate memory", str(error))):
+            raise
         _fail(name, "there is too little memory for this command (see `ulimit -v`)")
     except OSError as error:  # a folder that is a file, a full disk
         _fail(name, f"{error.filename}: {error.strerror}" if error.filename else str(error))

@@ -124,11 +124,8 @@ class _Unfolded(TorchFunctionMode):
     """Convolutions over one and two dimensions as products of their weights with patches."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
-        if func is torch.conv2d:
-            return _convolution(*args, **(kwargs or {}))
-        if func is torch.conv1d:
-            return _line_convolution(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        by_patches = _convolution if func in (torch.conv1d, torch.conv2d) else func
+        return by_patches(*args, **(kwargs or {}))
 
 
 Sides = int | tuple[int, ...]
@@ -143,40 +140,29 @@ def _convolution(  # noqa: PLR0917 - as torch has it
     dilation: Sides = 1,
     groups: int = 1,
 ) -> torch.Tensor:
-    """Return torch.conv2d of the same arguments."""
+    """Return torch.conv2d of the same arguments, or torch.conv1d: a line is an image of one row."""
+    if weight.ndim == 3:
+        edges = padding if isinstance(padding, str) else (0, _pair(padding)[-1])
+        steps, gaps = (1, _pair(stride)[-1]), (1, _pair(dilation)[-1])
+        lines = _convolution(input.unsqueeze(-2), weight.unsqueeze(-2), bias, steps, edges, gaps, groups)
+        return lines.squeeze(-2)
     single = input.ndim == 3
     images = input.unsqueeze(0) if single else input
-    kernel, strides, gaps = weight.shape[2:], _pair(stride), _pair(dilation)
-    reach = [gap * (side - 1) for gap, side in zip(gaps, kernel, strict=True)]
+    kernel, strides, spaces = weight.shape[2:], _pair(stride), _pair(dilation)
+    reach = [gap * (side - 1) for gap, side in zip(spaces, kernel, strict=True)]
     if padding == "same":  # the odd one goes behind, as in torch
         images = functional.pad(images, (reach[1] // 2, -(-reach[1] // 2), reach[0] // 2, -(-reach[0] // 2)))
-    edges = (0, 0) if isinstance(padding, str) else _pair(padding)
+    borders = (0, 0) if isinstance(padding, str) else _pair(padding)
     sides = [
         (size + 2 * edge - far - 1) // step + 1
-        for size, edge, far, step in zip(images.shape[2:], edges, reach, strides, strict=True)
+        for size, edge, far, step in zip(images.shape[2:], borders, reach, strides, strict=True)
     ]
-    patches = functional.unfold(images, tuple(kernel), gaps, edges, strides)
+    patches = functional.unfold(images, tuple(kernel), spaces, borders, strides)
     count, outputs = len(images), len(weight)
     each = weight.reshape(1, groups, outputs // groups, -1).expand(count, -1, -1, -1).flatten(0, 1)
     found = torch.bmm(each, patches.view(count * groups, -1, patches.shape[-1])).view(count, outputs, *sides)
     found = found if bias is None else found + bias[:, None, None]
     return found.squeeze(0) if single else found
-
-
-def _line_convolution(  # noqa: PLR0917 - as torch has it
-    input: torch.Tensor,  # noqa: A002 - as torch has it
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    stride: Sides = 1,
-    padding: Sides | str = 0,
-    dilation: Sides = 1,
-    groups: int = 1,
-) -> torch.Tensor:
-    """Return torch.conv1d of the same arguments, as a convolution of images of one row."""
-    edges = padding if isinstance(padding, str) else (0, _pair(padding)[-1])
-    steps, gaps = (1, _pair(stride)[-1]), (1, _pair(dilation)[-1])
-    found = _convolution(input.unsqueeze(-2), weight.unsqueeze(-2), bias, steps, edges, gaps, groups)
-    return found.squeeze(-2)
 
 
 def _pair(sides: Sides) -> tuple[int, ...]:

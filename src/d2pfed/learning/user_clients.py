@@ -113,6 +113,8 @@ class UserClients:
         clients: object, population: int | None, device: torch.device, collate: Collate | None = None
     ) -> "UserClients":
         """Take a sequence or mapping of data sets, or a function from a client's number to its data set."""
+        if population is not None and (isinstance(population, bool) or not isinstance(population, int)):
+            raise ConfigError(f"population must be a whole number, got {population!r}")
         if isinstance(clients, tuple) and any(isinstance(each, torch.Tensor | np.ndarray) for each in clients):
             raise ConfigError(f"clients must be one data set per client, got one pair of arrays: {_SPLIT}")
         if isinstance(clients, Sequence | Mapping) and not isinstance(clients, (str, bytes)):
@@ -122,8 +124,6 @@ class UserClients:
         elif callable(clients):
             if population is None:
                 raise ConfigError("population must be given where clients is a function")
-            if isinstance(population, bool) or not isinstance(population, int):
-                raise ConfigError(f"population must be a whole number, got {population!r}")
             load, count = clients, population
         else:
             whole = isinstance(clients, torch.Tensor | np.ndarray | Dataset | DataLoader)

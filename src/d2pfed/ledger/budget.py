@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from numbers import Real
 from operator import attrgetter
 from typing import TypeVar
 
@@ -12,6 +11,7 @@ from d2pfed.accounting.events import Adjacency, BatchSampling, CohortSampling, S
 from d2pfed.accounting.filters import Filter, FilterDecision, PlanCost
 from d2pfed.accounting.laws import LAWS, ContinuousGaussian
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
+from d2pfed.fields import check_fields
 from d2pfed.numerics import canonical
 
 Value = TypeVar("Value")
@@ -90,15 +90,7 @@ class Budget:
         named: object = self.observer
         if isinstance(named, str):
             object.__setattr__(self, "observer", observer_named(named))
-        for name, kind in (
-            ("epsilon", Real),
-            ("delta", Real),
-            ("observer", Observer),
-            ("max_participations", int),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, kind):
-                raise ConfigError(f"a budget's {name} must be of the type {kind.__name__}, got {value!r}")
+        check_fields(self)
         if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
             raise ConfigError(f"a budget's epsilon must be positive and finite, got {self.epsilon}")
         if not 0 <= self.delta < 1:

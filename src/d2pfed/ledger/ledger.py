@@ -11,7 +11,8 @@ from types import TracebackType
 
 from d2pfed.accounting.events import Release
 from d2pfed.accounting.filters import FilterDecision
-from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
+from d2pfed.errors import BudgetExceeded, LedgerError
+from d2pfed.fields import check_arguments
 from d2pfed.ledger.budget import Budget, ChargedRun, RunPlan, charge_plans, decode_body
 from d2pfed.ledger.rows import Head, Key, Row, RowKind, chained_row, encode_release, first_row
 from d2pfed.ledger.state import LedgerState
@@ -29,6 +30,8 @@ def measure(meter: Meter, budget: Budget, plans: Sequence[RunPlan]) -> FilterDec
     if not plans:
         return FilterDecision(admitted=True, units=(), budget_units=0, composed_epsilon=0.0)
     charged = meter(budget, plans)
+    if not isinstance(charged, FilterDecision):
+        raise LedgerError(f"the meter must return a FilterDecision, got {type(charged).__name__}")
     if math.isnan(charged.composed_epsilon) or charged.composed_epsilon < 0:
         raise LedgerError(f"the meter must return an epsilon of at least 0, got {charged.composed_epsilon}")
     return charged
@@ -62,8 +65,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
     @staticmethod
     def create(path: Path | str, budget: Budget, meter: Meter = charge_plans) -> "Ledger":
         """Make a ledger with this budget and open it; refuses if there is one."""
-        if not isinstance(budget, Budget):
-            raise ConfigError(f"a ledger is made with a Budget, got {type(budget).__name__}")
+        check_arguments(Ledger.create, locals())
         path = Path(path).resolve()
         charged = measure(meter, budget, budget.declared)
         if not charged.admitted:
@@ -83,6 +85,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         Guarantee: a server that was taken over from, even if it was only asleep, commits nothing more.
         Checked: test_ledger_races.py::test_a_stopped_server_cannot_commit_after_a_takeover.
         """
+        check_arguments(Ledger.open, locals())
         path = Path(path)
         require_file(path)  # before the lock, which would leave a file beside a ledger that is not there
         path = path.resolve()
@@ -109,6 +112,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         Checked: test_ledger.py::test_a_run_is_charged_wholly_when_it_begins.
         """
         self._require_open()
+        check_arguments(Ledger.begin, locals())
         begun, found = ChargedRun(run, owner, plan, software, repeatable), self._runs.get(run)
         if found is not None:
             if found.owner != owner:
@@ -131,6 +135,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         Guarantee: when this returns, the attempt counts as one of those that its run was charged for, whatever
         happens to this process. Checked: test_ledger_crashes.py::test_no_kill_loses_a_release.
         """
+        check_arguments(Ledger.reserve, locals())
         return self._step(RowKind.RESERVE, Key(release.run, release.round, release.attempt), release)
 
     def commit(self, release: Release) -> Row:
@@ -138,10 +143,12 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
 
         Guarantee: as `reserve`, and the realised release tells no more than what was reserved for it.
         """
+        check_arguments(Ledger.commit, locals())
         return self._step(RowKind.COMMIT, Key(release.run, release.round, release.attempt), release)
 
     def void(self, run: str, number: int, attempt: int) -> Row:
         """Record that an attempt at round `number` ended before anything could be unmasked: it does not count."""
+        check_arguments(Ledger.void, locals())
         return self._step(RowKind.VOID, Key(run, number, attempt), None)
 
     def require_own(self, run: str, head: Head | None, rounds: int) -> None:
@@ -151,6 +158,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         Checked: test_run.py::test_of_a_run_and_its_copy_one_goes_on.
         """
         self._require_open()
+        check_arguments(Ledger.require_own, locals())
         epoch = 0 if head is None else next(self._store.rows(head.seq)).epoch
         later = self._store.rows() if head is None else self._store.rows(head.seq + 1)
         for row in tuple(later):
@@ -215,7 +223,7 @@ def read_budget(path: Path) -> Budget:
     return decode_body(read_rows(path)[0].body, Budget)
 
 
-def verify(path: Path, meter: Meter = charge_plans) -> Verification:
+def verify(path: Path | str, meter: Meter = charge_plans) -> Verification:
     """Check a ledger from its rows alone; refuses the first row that is wrong, by number.
 
     Guarantee: numbers, hashes, epochs, the steps of each attempt and the uniqueness of its key follow the rules, no
@@ -230,7 +238,8 @@ def verify(path: Path, meter: Meter = charge_plans) -> Verification:
     Raises:
         LedgerError: if a row is wrong.
     """
-    with closing(Store.read(path)) as store:
+    check_arguments(verify, locals())
+    with closing(Store.read(Path(path))) as store:
         rows = store.rows()
         state = LedgerState(itertools.islice(rows, 1))
         charged = measure(meter, state.budget, ())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from d2pfed.accounting.events import Release, Sampling
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
+from d2pfed.fields import check_arguments
 from d2pfed.ledger.budget import Budget, ChargedRun, RunPlan, decode_body, require_no_worse
 from d2pfed.ledger.rows import ROOT, Head, Key, Row, RowKind
 
@@ -49,6 +50,7 @@ class LedgerState:
 
     def require_head(self, head: Head) -> None:
         """Refuse if this ledger does not hold the row that someone has seen: it is an older copy, or another."""
+        check_arguments(LedgerState.require_head, locals())
         last = self.head().seq
         if head.seq > last:
             raise LedgerError(f"row {head.seq} was seen and the ledger ends at row {last}: it is an older copy")
@@ -75,18 +77,22 @@ class LedgerState:
 
     def charged(self, run: str) -> int:
         """Return how many attempts of a run may have been opened; void ones are not among them."""
+        check_arguments(LedgerState.charged, locals())
         return self._charged[run]
 
     def participations(self, run: str, clients: Iterable[int]) -> dict[int, int]:
         """Return in how many attempts of a run that may have been opened each client took part."""
+        check_arguments(LedgerState.participations, locals())
         return {client: self._participations[run][client] for client in clients}
 
     def next_attempt(self, run: str, number: int) -> int:
         """Return the first attempt at round `number` of a run that no row mentions."""
+        check_arguments(LedgerState.next_attempt, locals())
         return self._tried[run, number]
 
     def require_plan(self, run: str, plan: bytes) -> None:
         """Refuse a plan, by its digest, that is not the one a run was charged for: another has another cap."""
+        check_arguments(LedgerState.require_plan, locals())
         begun = self._runs.get(run)
         if begun is None:
             raise LedgerError(f"run {run} has not begun")

@@ -95,7 +95,7 @@ class Store:
         except LedgerError:
             # SQLite wants to create an index of the log, even to read where there is no log: on read-only media it
             # cannot. If a writer did appear meanwhile, the chain of hashes shows whatever was read half-written.
-            if not path.is_file() or os.access(path.parent, os.W_OK) or Path(f"{path}-wal").exists():
+            if not is_file(path) or os.access(path.parent, os.W_OK) or Path(f"{path}-wal").exists():
                 raise
             return Store(path, "ro&immutable=1")
 
@@ -142,11 +142,14 @@ def explained(path: Path) -> Iterator[None]:
         raise LedgerError(f"ledger {path}: {error}") from error
 
 
+def is_file(path: Path) -> bool:
+    """Tell whether there is such a file; a path that cannot be, such as one that is too long, is none."""
+    return os.path.isfile(path)  # noqa: PTH113 - pathlib's raises then
+
+
 def require_file(path: Path) -> None:
     """Refuse if there is no such file."""
-    with explained(path):
-        exists = path.is_file()
-    if not exists:
+    if not is_file(path):
         raise LedgerError(f"ledger {path}: there is no such file")
 
 

@@ -7,12 +7,12 @@ A mechanism is added by its type, whose `noise` is one of the laws of `accountin
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from fractions import Fraction
 from typing import Self
 
 from d2pfed.accounting.laws import BinomialSum, DiscreteGaussianSum, Noise, SkellamSum, l1_radius
 from d2pfed.errors import ConfigError, shown
+from d2pfed.fields import Choice
 from d2pfed.noise.codec import Centers, Codec, conditional_round, rounded_radius
 from d2pfed.noise.cumulative import (
     BinomialDistribution,
@@ -202,7 +202,7 @@ def _require_width(value: Fraction, least: int, most: int) -> None:
         )
 
 
-class Protocol(StrEnum):
+class Protocol(Choice):
     """How the vectors of a deployed round are added up.
 
     Attributes:
@@ -222,7 +222,7 @@ def _up(value: float) -> Fraction:
     return Fraction(math.ceil(value * 1024), 1024)
 
 
-class MechanismName(StrEnum):
+class MechanismName(Choice):
     """The table of mechanisms: all that calibration, plans, policies and protocols know of one is in its entry.
 
     Attributes:

@@ -29,7 +29,9 @@ def encode_path(*path: PathPart) -> bytes:
     joined: list[bytes] = []
     for part in path:
         kind = type(part)
-        heads = _HEADS[kind]
+        heads = _HEADS.get(kind)
+        if heads is None:
+            raise ConfigError(f"a path has texts, whole numbers and bytes, got {kind.__name__}")
         body = part if isinstance(part, bytes) else str(part).encode()
         size = len(body)
         joined += (heads[size] if size < len(heads) else _TAGS[kind] + size.to_bytes(8, "big"), body)
@@ -83,8 +85,8 @@ class Entropy:
     is_replayed: bool
 
     def __post_init__(self) -> None:
-        if len(self.key) != KEY_BYTES:
-            raise ConfigError(f"entropy must have {KEY_BYTES} bytes, got {len(self.key)}")
+        if not isinstance(self.key, bytes) or len(self.key) != KEY_BYTES:
+            raise ConfigError(f"entropy must have {KEY_BYTES} bytes, got another key")
 
     @staticmethod
     def system() -> "Entropy":

@@ -17,6 +17,7 @@ from d2pfed.accounting import (
     upper_bound,
 )
 from d2pfed.errors import ConfigError
+from d2pfed.fields import check_arguments
 from d2pfed.noise.clipping import AdaptiveClip, Weighting
 from d2pfed.noise.mechanisms import MechanismName
 from d2pfed.numerics.ring import MAX_BITS, Ring
@@ -44,8 +45,7 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
     Raises:
         ConfigError: if no noise and no number of bits meets the target.
     """
-    if not isinstance(target, PrivacyTarget):
-        raise ConfigError(f"target must be a PrivacyTarget, got {type(target).__name__}")
+    check_arguments(calibrate, locals())
     if target.missing:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in target.missing)
         raise ConfigError(

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from d2pfed.accounting import Adjacency, Guarantee, Observer, Sampling, Unit, round_up
+from d2pfed.fields import check_arguments
 from d2pfed.noise.mechanisms import Centered, MechanismName
 from d2pfed.plan.bounds import colluding_clients
 from d2pfed.plan.calibrate import ideal_multiplier
@@ -77,6 +78,7 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         target: the privacy target that was calibrated.
         plan: what `calibrate` made of it.
     """
+    check_arguments(describe, locals())
     # 1 where the clip adapts or clients are weighted, as all is in units of it.
     clip = 1.0 if isinstance(target.clip, str) or plan.weighting is not None else target.clip
     # The root mean square error per coordinate of the mean over a full cohort, rounding included.

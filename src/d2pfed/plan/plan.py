@@ -24,6 +24,7 @@ from d2pfed.accounting import (
     colluding,
 )
 from d2pfed.errors import ConfigError
+from d2pfed.fields import check_arguments, check_fields
 from d2pfed.noise.clipping import AdaptiveClip, Weighting
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import (
@@ -102,6 +103,7 @@ class Plan:
     weighting: Weighting | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         cohort = self.sampling.cohort_size
         check_range("population", self.sampling.population, 1, bounds.MOST_POPULATION)
         check_range("cohort", cohort, 1, bounds.MOST_COHORT)
@@ -236,6 +238,7 @@ class Plan:
 
     def noise(self, survivors: int) -> Noise:
         """Return the distribution of the noise in a sum over so many clients."""
+        check_arguments(Plan.noise, locals())
         return self.mechanism.noise(self.codec, survivors)
 
     def release(
@@ -246,6 +249,7 @@ class Plan:
         A server that keeps clients out of the sum it opens (`cut_off`) has their noise in none of it, so only that of
         the others counts. A plan itself names no run: "" there.
         """
+        check_arguments(Plan.release, locals())
         return Release(
             run=run,
             round=number,

@@ -12,6 +12,7 @@ from fractions import Fraction
 
 from d2pfed.accounting import SERVER, CohortSampling, Noise, Sampling, Unit, client_epsilon
 from d2pfed.errors import ConfigError
+from d2pfed.fields import Choice, check_arguments, check_fields
 from d2pfed.noise.mechanisms import MechanismName, Protocol
 from d2pfed.plan.bounds import VERIFIED_DRAWS, colluders_within, require_honest_majority
 from d2pfed.plan.plan import Plan, run_guarantee
@@ -24,7 +25,7 @@ from d2pfed.secagg.standing.epoch import FEWEST_SILOS, MOST_SILOS, require_carri
 _MOST_NEIGHBORS = 1024  # of a sparse graph: with more, the exact bounds themselves would be work
 
 
-class Request(StrEnum):
+class Request(Choice):
     """What a server asks a client's data for."""
 
     TRAINING = "training"  # a trained update
@@ -202,10 +203,11 @@ class Policy:
             "mechanisms": MechanismName,
         }
         for field, kind in kinds.items():
-            named = tuple(kind(name) for name in getattr(self, field))
-            if not named:
+            given = getattr(self, field)
+            if isinstance(given, str) or not (isinstance(given, Collection) and len(given)):
                 raise ConfigError(f"{field} must name at least one of {', '.join(kind)}")
-            object.__setattr__(self, field, named)
+            object.__setattr__(self, field, tuple(kind(name) for name in given))
+        check_fields(self)
         if not 0 <= self.least_colluders < 1:
             raise ConfigError(f"least_colluders must be a share in [0, 1), got {self.least_colluders}")
 
@@ -221,6 +223,7 @@ class Policy:
         for replace-one neighbours, from the noise, the participations and delta alone; where the unit is a record, for
         the plan's adjacency and rate of coins, which the client tosses itself. Checked: test_policy.py.
         """
+        check_arguments(Policy.check, locals())
         self._check_sizes(plan)
         self._check_mechanism(plan)
         refusals = []
@@ -275,6 +278,7 @@ class Policy:
 
     def require_request(self, request: Request) -> None:
         """Refuse to use this client's data for what it does not serve."""
+        check_arguments(Policy.require_request, locals())
         _check_one_of("request", request, self.requests)
 
     def _check_mechanism(self, plan: Plan) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError, PeerError, TooFewClients, VoidStep
+from d2pfed.fields import check_arguments
 from d2pfed.ledger import Ledger, RunPlan
 from d2pfed.noise.clipping import ClipStep
 from d2pfed.noise.codec import FloatVector
@@ -158,6 +159,7 @@ def run_exchange(phase: ServerPhase, exchange: Exchange, refused: Refused) -> No
         refused(client, error)
 
 
+@runtime_checkable
 class Attempts(Protocol[B]):
     """Who takes part in an attempt, and how their vectors come together: all that a transport has to supply."""
 
@@ -236,6 +238,7 @@ def aggregate(
     Checked: test_round.py::test_charges_come_before_what_they_pay_for,
     test_never_less.py::test_a_retry_counts_the_attempt_before_it.
     """
+    check_arguments(aggregate, locals())
     run, number = first.run, first.round
     ledger.require_plan(run, plan.digest)
     attempts = _clipped(plan, attempts, clip)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from d2pfed.accounting import RATE_STEPS, BatchSampling
 from d2pfed.errors import ConfigError, PeerError
+from d2pfed.fields import check_arguments, check_fields
 from d2pfed.noise.clipping import split_clip
 from d2pfed.noise.codec import require_update
 from d2pfed.noise.mechanisms import Centered, Share
@@ -128,6 +129,9 @@ class Participant:
     entropy: Entropy
     participations: int
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def encode(
         self,
         session: AttemptBinding,
@@ -141,6 +145,7 @@ class Participant:
         sampling that the guarantee rests on. `clip` is that of the round, where the plan's clip adapts. Where the unit
         is a record, the update is the silo's records, of which a batch is drawn here.
         """
+        check_arguments(Participant.encode, locals())
         require_clip(self.plan, clip)
         if isinstance(update, Units):
             batch = self.batch(session, update.count)
@@ -169,6 +174,7 @@ class Participant:
 
     def batch(self, session: AttemptBinding, count: int) -> Batch:
         """Return this attempt's batch of a silo that holds so many units, drawn by fresh coins."""
+        check_arguments(Participant.batch, locals())
         fresh = self._fresh(session)
         is_silent = self.participations >= self.plan.max_participations
         return Batch.draw(self.plan, rotation_seed(session), 0 if is_silent else count, fresh)
@@ -186,6 +192,7 @@ class Participant:
         agree: Agree = compute_secret,
     ) -> Client:
         """Return the machine that answers the server's requests in this attempt; `agree` is for simulations."""
+        check_arguments(Participant.join, locals())
 
         def contribute(task: bytes, model: bytes, group: bytes | None) -> RingVector:
             clip, rest = split_clip(self.plan.adaptive_clip, task)
@@ -198,7 +205,7 @@ def require_clip(plan: Plan, clip: float | None) -> None:
     """Refuse a round without its clip where the plan's adapts, one out of its limits, and one where it is fixed."""
     if plan.adaptive_clip is None:
         if clip is not None:
-            raise ConfigError(f"the plan's clip is fixed, so a round has none of its own, got {clip:g}")
+            raise ConfigError(f"the plan's clip is fixed, so a round has none of its own, got {clip}")
     elif clip is None:
         raise PeerError("the plan's clip adapts (clip=auto), and this round came without its clip")
     else:

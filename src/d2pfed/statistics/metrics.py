@@ -238,6 +238,8 @@ def private_metrics(
         if classes is None:
             raise ConfigError("predict needs classes, their number, which no record may decide; got None")
         scoring = _Scoring(predict, whole("classes", classes, MOST_CLASSES), terms.of_records)
+    if classes is not None:
+        whole("classes", classes, MOST_CLASSES)
     data = []
     for at, pair in enumerate(clients_of(clients, "clients")):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:

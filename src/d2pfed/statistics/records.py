@@ -1,6 +1,7 @@
 """The clients' own data: checked, and turned into bounded vectors, one per client."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
+from d2pfed.fields import told
 from d2pfed.noise.clipping import Weighting
 
 Array = NDArray[np.float64]
@@ -134,12 +136,13 @@ def clients_of(data: object, what: str) -> list[object]:
         found = list(data.values())
     elif isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
         found = list(data)
-    elif hasattr(data, "__array__") and np.ndim(np.asarray(data)) > 0:
-        found = list(np.asarray(data))
     else:
-        raise ConfigError(
-            f"{what} must be a sequence or mapping with an entry per client, got {type(data).__name__}"
-        )
+        try:
+            found = list(np.asarray(data if hasattr(data, "__array__") else None))
+        except (TypeError, RuntimeError):  # of no dimension, or a tensor that numpy has no like of
+            raise ConfigError(
+                f"{what} must be a sequence or mapping with an entry per client, got {type(data).__name__}"
+            ) from None
     if len(found) < FEWEST:
         raise ConfigError(f"a private statistic is over at least {FEWEST} clients, got {len(found)}")
     return found
@@ -223,8 +226,8 @@ def positive(name: str, value: object) -> float:
     """Return a positive finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise ConfigError(f"{name} must be a number, got {value!r}")
-    if not 0 < value < math.inf:
-        raise ConfigError(f"{name} must be positive and finite, got {value}")
+    if not 0 < value <= sys.float_info.max:
+        raise ConfigError(f"{name} must be positive and finite, got {told(value)}")
     return float(value)
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -224,8 +225,9 @@ def release(
     with ExitStack() as closing:
         shared = terms.ledger
         if isinstance(shared, (str, Path)):  # a ledger's file, or a run's directory
-            path = Path(shared)
-            shared = closing.enter_context(Ledger.open(path / "ledger.sqlite" if path.is_dir() else path))
+            own = Path(shared) / "ledger.sqlite"
+            is_run = os.path.isdir(shared)  # noqa: PTH112 - a path that cannot be, such as one too long, is no directory
+            shared = closing.enter_context(Ledger.open(own if is_run else shared))
         target = terms.target(dimension, clients, bound, shared)
         plan = _plan(target, bound)
         charge, ledger = run_plan(plan), shared
