@@ -16,13 +16,15 @@ import numpy as np
 
 from benchmarks.crowd import CHECKED, enrolled, signing_secret
 from benchmarks.deployment import DeploymentGoal
-from benchmarks.flower_secagg import FlowerCost, measure_flower
+from benchmarks.flower_secagg import FlowerCost, estimate_flower, measure_flower
 from benchmarks.peers import attempt
 from benchmarks.scales import Scale
 from benchmarks.secagg import Cost, crowd_cost
 from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import Entropy, digest
-from d2pfed.secagg import Roster, ServerPhase, crypto, wire
+from d2pfed.secagg import ServerPhase, crypto, wire
+from d2pfed.secagg.draws import DrawTree
+from d2pfed.secagg.heads import Certified, CertifiedRoster, SlotEnrolment, certify, head_of
 from d2pfed.secagg.lattice import field as fields
 from d2pfed.secagg.lattice import masks, messages
 from d2pfed.secagg.lattice import session as sessions
@@ -37,14 +39,19 @@ from d2pfed.secagg.roster import Position, sign_position
 from d2pfed.secagg.wire import ClientId, MessageKind
 
 BITS = 11
-CLIENTS, DIMENSIONS = (100, 1_000, 10_000), (20_000, 100_000, 1_000_000)
-PAIRWISE_UP_TO, FLOWER_CLIENTS, FLOWER_DIMENSIONS = 1_000, (32, 100), (20_000, 100_000)
+LATTICE, BY_SLOT = "lattice", "lattice by slot"  # clients hold the roster, or its head
+CLIENTS = {LATTICE: (100, 1_000), BY_SLOT: (1_000, 10_000), "pairwise": (100, 1_000)}
+DIMENSIONS = (20_000, 100_000, 1_000_000)
+FLOWER_CLIENTS, FLOWER_DIMENSIONS = (32, 100), (20_000, 100_000)
 GOAL = (1_000, 100_000, 100)  # clients, coordinates and lost clients of the goals
 
 _POPULATION, _COLLUDING, _DRAWS = 100_000, 10_000, 1_638_400  # a tenth of the enrolled; blocks of 16,384 draws
 _MOST_NUMBERS = 2_000_000_000  # clients times coordinates; beyond it a row is scaled from a tenth of the clients
 _MOST_MASKS = 20_000_000_000  # coordinates of masks that a server removes in a round with pair masks
 _MODEL, _TASK = b"model", b"task"
+_DEPTH = 12  # of the tree of draws
+
+Size = tuple[int, int, int]  # clients, coordinates, lost clients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,25 +73,23 @@ class ProtocolRow:
     note: str = ""
 
     @property
-    def size(self) -> tuple[int, int, int]:
+    def size(self) -> Size:
         """Return clients, coordinates and lost clients."""
         return self.clients, self.dimension, self.dropouts
 
 
 def bench_protocols(
-    clients: Iterable[int] = CLIENTS, dimensions: Iterable[int] = DIMENSIONS
+    clients: Mapping[str, Iterable[int]] = CLIENTS, dimensions: Iterable[int] = DIMENSIONS
 ) -> Iterator[ProtocolRow]:
     """Measure the lattice protocol, pair masks up to 1,000 clients, and Flower's functions at 32 and 100."""
-    sizes = [
-        (count, dimension, lost) for count in clients for dimension in dimensions for lost in (0, count // 10)
-    ]
-    found: dict[tuple[int, int, int], ProtocolRow] = {}
-    for size in sizes:
-        yield found.setdefault(size, scaled_lattice(size, found) or measure_lattice(*size))
-    found.clear()
-    for size in sizes:
-        if size[0] <= PAIRWISE_UP_TO:
-            yield found.setdefault(size, _scaled_pairwise(size, found) or _pairwise(*size))
+    for protocol, counts in clients.items():
+        found: dict[Size, ProtocolRow] = {}
+        for size in ((count, each, lost) for count in counts for each in dimensions for lost in (0, count // 10)):
+            if protocol == "pairwise":
+                found[size] = _scaled_pairwise(size, found) or _pairwise(*size)
+            else:
+                found[size] = scaled_lattice(size, found) or measure_lattice(protocol, *size)
+            yield found[size]
     for count in FLOWER_CLIENTS:
         for dimension in FLOWER_DIMENSIONS:
             for lost in (0, count // 10):
@@ -94,8 +99,8 @@ def bench_protocols(
 def goals(rows: Iterable[ProtocolRow]) -> list[DeploymentGoal]:
     """Hold the lattice protocol against pair masks at 1,000 clients, and its growth against theirs."""
     found = {(row.protocol, row.size): row for row in rows}
-    lattice, pairwise = (found.get((name, GOAL)) for name in ("lattice", "pairwise"))
-    large = found.get(("lattice", (10 * GOAL[0], GOAL[1], 10 * GOAL[2])))
+    lattice, pairwise, by_slot = (found.get((name, GOAL)) for name in (LATTICE, "pairwise", BY_SLOT))
+    large = found.get((BY_SLOT, (10 * GOAL[0], GOAL[1], 10 * GOAL[2])))
     vector = (GOAL[1] * BITS + 7) // 8
 
     def ratio(above: float | None, below: float | None) -> float | None:
@@ -109,7 +114,7 @@ def goals(rows: Iterable[ProtocolRow]) -> list[DeploymentGoal]:
 
     names = "client_seconds", "server_seconds"
     client, server = (ratio(seconds(lattice, name), seconds(pairwise, name)) for name in names)
-    growth = ratio(seconds(large, "server_seconds"), seconds(lattice, "server_seconds"))
+    growth = ratio(seconds(large, "server_seconds"), seconds(by_slot, "server_seconds"))
     at = f"{GOAL[0]:,} clients, {GOAL[1]:,} coordinates of {BITS} bits, {GOAL[2]} lost"
     return [
         DeploymentGoal(f"keys and shares that a client sends, bytes ({at})", keys(lattice), 3_800),
@@ -121,8 +126,12 @@ def goals(rows: Iterable[ProtocolRow]) -> list[DeploymentGoal]:
 
 
 def _flower(scale: Scale) -> ProtocolRow:
-    cost, error = attempt(("flwr",), partial(measure_flower, scale.clients, scale.dimension, scale.lost))
-    return _row_of("flower", scale, 64, cost, error or "assumed, not signed")
+    measure = partial(measure_flower, scale.clients, scale.dimension, scale.lost)
+    estimate = partial(estimate_flower, scale.clients, scale.dimension, scale.dropouts)
+    is_whole = scale.clients <= FLOWER_CLIENTS[0]
+    cost, error = attempt(("flwr",), measure if is_whole else estimate)
+    note = "not signed" if is_whole else "not signed; scaled from one client and three secrets"
+    return _row_of("flower", scale, 64, cost, error or note)
 
 
 def _pairwise(clients: int, dimension: int, dropouts: int) -> ProtocolRow:
@@ -145,9 +154,7 @@ def _row_of(name: str, scale: Scale, bits: int, cost: Cost | FlowerCost | None, 
     )
 
 
-def _scaled_pairwise(
-    size: tuple[int, int, int], found: Mapping[tuple[int, int, int], ProtocolRow]
-) -> ProtocolRow | None:
+def _scaled_pairwise(size: Size, found: Mapping[Size, ProtocolRow]) -> ProtocolRow | None:
     """Return a row scaled in coordinates from the two dimensions before it, if removing all masks takes minutes."""
     clients, dimension, lost = size
     before = [row for row in found.values() if (row.clients, row.dropouts) == (clients, lost)]
@@ -169,9 +176,7 @@ def _scaled_pairwise(
     )
 
 
-def scaled_lattice(
-    size: tuple[int, int, int], found: Mapping[tuple[int, int, int], ProtocolRow]
-) -> ProtocolRow | None:
+def scaled_lattice(size: Size, found: Mapping[Size, ProtocolRow]) -> ProtocolRow | None:
     """Return a row whose server is scaled from a tenth of the clients, if all of them would take minutes.
 
     What the server does in a cohort of the same size with few coordinates is measured; the coordinates beyond these
@@ -197,13 +202,22 @@ def scaled_lattice(
     )
 
 
+@lru_cache(maxsize=1)
+def _draws() -> DrawTree:
+    return DrawTree(Entropy.replay(b"bench"), _DEPTH)
+
+
 @lru_cache(maxsize=2)
-def _roster(clients: int) -> Roster:
-    return Scale(clients, 1, BITS, 0).roster()
+def _certified(clients: int) -> CertifiedRoster:
+    roster = replace(Scale(clients, 1, BITS, 0).roster(), depth=_DEPTH, root=_draws().root)
+    return certify(roster, digest("bench authority"))
 
 
-def lattice_session(clients: int, dimension: int) -> Session:
-    """Return a signed session at the least noise that is allowed; its committee is spread over the cohort."""
+def lattice_session(protocol: str, clients: int, dimension: int) -> Session:
+    """Return a signed session at the least noise that is allowed; its committee is spread over the cohort.
+
+    All enrolled clients are asked: slots and identities are the same numbers.
+    """
     secret = secret_length(BITS, Fraction(2))
     committee = choose_committee(
         clients, Fraction(1, 10), secret, population=_POPULATION, colluding=_COLLUDING, draws=_DRAWS
@@ -213,7 +227,7 @@ def lattice_session(clients: int, dimension: int) -> Session:
         run="bench",
         round=0,
         attempt=0,
-        roster_digest=_roster(clients).digest,
+        roster_digest=_certified(clients).digest,
         cohort=tuple(range(clients)),
         members=tuple(place * clients // committee.size for place in range(committee.size)),
         dimension=dimension,
@@ -222,6 +236,7 @@ def lattice_session(clients: int, dimension: int) -> Session:
         committee=committee,
         quorum=clients - clients // 10,
         colluders=clients // 10,
+        is_by_slot=protocol == BY_SLOT,
     )
 
 
@@ -263,9 +278,9 @@ class _Watch:
                     phase.receive(client, said)
 
 
-def measure_lattice(clients: int, dimension: int, dropouts: int) -> ProtocolRow:
+def measure_lattice(protocol: str, clients: int, dimension: int, dropouts: int) -> ProtocolRow:
     """Run one round and check its sum; lost members vanish after their adverts, where it hurts most."""
-    session, roster = lattice_session(clients, dimension), _roster(clients)
+    session, roster = lattice_session(protocol, clients, dimension), _certified(clients)
     lost = Scale(clients, dimension, BITS, dropouts).lost
     left = [client for client in session.cohort if client not in lost]
     ordinary = next((client for client in left if client not in session.members), left[1])
@@ -273,7 +288,8 @@ def measure_lattice(clients: int, dimension: int, dropouts: int) -> ProtocolRow:
     crowd = _Crowd(session, roster, watch, lost)
     crowd.warm_up()
     with watch.server():
-        convening = Convening(Invitations(session=session, roster=roster))
+        enrolled_by = roster if session.is_by_slot else roster.roster
+        convening = Convening(Invitations(session=session, roster=enrolled_by, opening=_draws().open(0)))
     watch.exchange(convening, crowd.convene)
     with watch.server():
         contributing = convening.close(_TASK, sessions.model_digest(_MODEL))
@@ -289,7 +305,7 @@ def measure_lattice(clients: int, dimension: int, dropouts: int) -> ProtocolRow:
     if isinstance(opened, Tracing) or bool((opened.vector[:CHECKED] != len(left) % session.ring.modulus).any()):
         raise ConfigError(f"the sum of {clients} clients is wrong, so its cost means nothing")
     return ProtocolRow(
-        protocol="lattice",
+        protocol=protocol,
         clients=clients,
         dimension=dimension,
         bits=BITS,
@@ -308,7 +324,9 @@ def measure_lattice(clients: int, dimension: int, dropouts: int) -> ProtocolRow:
 class _Crowd:
     """All clients and members but the measured two, whose answers it takes from them."""
 
-    def __init__(self, session: Session, roster: Roster, watch: _Watch, lost: frozenset[ClientId]) -> None:
+    def __init__(
+        self, session: Session, roster: CertifiedRoster, watch: _Watch, lost: frozenset[ClientId]
+    ) -> None:
         self._session, self._roster, self._watch, self._lost = session, roster, watch, lost
         self._root = Entropy.system()
         self._members = dict[ClientId, crypto.Agreement]()
@@ -318,7 +336,11 @@ class _Crowd:
 
     def participant(self, client: ClientId) -> Participant:
         """Return a real client."""
-        return Participant(self._session, client, *enrolled(self._roster, client))
+        enrolment, history = enrolled(self._roster.roster, client)
+        if not self._session.is_by_slot:
+            return Participant(self._session, client, enrolment, history)
+        own = Certified(head_of(self._roster.roster), {client: self._roster.certificate(client)})
+        return Participant(self._session, client, SlotEnrolment(signing_secret(client), own), history)
 
     def warm_up(self) -> None:
         """Compile and fill tables before a clock runs."""
@@ -353,7 +375,7 @@ class _Crowd:
             return self._measured(client, request)
         session, rank = self._session, self._session.rank(client)
         if not self._context:
-            body = messages.decode_request(request, None)
+            body = messages.decode_request(request, _DEPTH)
             self._context = messages.read_request(session, body)[0].context
         entropy = self._root.child("client", client)
         own, stream = crypto.Agreement(entropy.key), entropy.child("shares").stream()

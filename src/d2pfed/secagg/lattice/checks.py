@@ -31,6 +31,12 @@ def require_adverts_signed(session: Session, keys: Keys, adverts: Mapping[int, A
     require_signed(session, keys, signed)
 
 
+def require_order(agreed: Mapping[int, bytes]) -> None:
+    """Refuse members' keys of low order, whatever the library says: everyone would know the pads of their boxes."""
+    if any(not any(shared) for shared in agreed.values()):
+        raise PeerError("a public key must not have low order")
+
+
 def require_model(request: Request, model: bytes) -> None:
     """Refuse a model that is not the one the request names: another one would be bound into the context."""
     if sessions.model_digest(model) != request.model_digest:

@@ -88,13 +88,17 @@ class Participant:
         if self.enrolment is not None:
             keys = self._keys({self.session.members[place]: each.certificate for place, each in adverts.items()})
             checks.require_adverts_signed(self.session, keys, adverts)
-        for advert in adverts.values():
-            crypto.require_order(advert.key)
+        own = crypto.Agreement(entropy.child("key").key)
+        agreed = {place: own.agree(advert.key) for place, advert in adverts.items()}
+        checks.require_order(agreed)
         checks.require_model(request, model)
         contributed, position = contribute(request.task, model)
         checks.require_after_charge(None if self.history is None else self.history.position, position)
         vector = ring_copy(self.session.ring, self.session.dimension, contributed)
-        contribution = self._mask(request, vector, position, entropy)
+        bound = request.context, self.name, own.public, position
+        signature = self.sign(sessions.contribution_statement(self.session, *bound))
+        signed = SignedKey(own.public, position, signature)
+        contribution = self._mask(request, vector, signed, agreed, entropy)
         return messages.encode_contribution(self.session, self.rank, contribution)
 
     def convene(self, invitation: bytes, entropy: Entropy) -> tuple[bytes, "Member"]:
@@ -167,25 +171,26 @@ class Participant:
             require_in_chain(*self.signed, self.client, invitation.remembered, "the server")
 
     def _mask(
-        self, request: Request, vector: RingVector, position: Position | None, entropy: Entropy
+        self,
+        request: Request,
+        vector: RingVector,
+        signed: SignedKey,
+        agreed: Mapping[int, bytes],
+        entropy: Entropy,
     ) -> Contribution:
         """Hide a vector in place behind A s and a veil, and share what takes them off in a box for each member."""
         session, client, context = self.session, self.name, request.context
         secret = masks.draw_secret(session, entropy.child("secret"))
         seed = fields.elements(entropy.child("seed").stream(), SEED_ELEMENTS)
-        own = crypto.Agreement(entropy.child("key").key)
         masks.add_product(session, context, vector, secret)
         session.ring.add_masks_into(vector, [masks.veil(context, client, fields.pack(seed))], [])
         shares = masks.split(session, secret, seed, entropy.child("shares").stream())
         boxes = list[Elements]()
         for place in sorted(request.keys):
-            shared, member = own.agree(request.keys[place]), session.members[place]
-            boxes.append((shares[place] + masks.pads(session, shared, context, client, member)) % PRIME)
-        signature = self.sign(sessions.contribution_statement(session, context, client, own.public, position))
+            pads = masks.pads(session, agreed[place], context, client, session.members[place])
+            boxes.append((shares[place] + pads) % PRIME)
         commitment = sessions.commitment(context, client, fields.pack(seed))
-        return Contribution(
-            context, SignedKey(own.public, position, signature), commitment, np.array(boxes), vector
-        )
+        return Contribution(context, signed, commitment, np.array(boxes), vector)
 
     def _open(self, member: "Member") -> "MemberAnswer":
         if member.opening:

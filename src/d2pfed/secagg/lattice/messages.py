@@ -108,11 +108,22 @@ def encode_request(
     remembered: Position | None,
 ) -> bytes:
     """Ask a client for its contribution."""
-    session, invitation = request.session, pack_invitation(request.session, opening, remembered)
+    return encode_requested(request, rank, pack_request(request, adverts), opening, remembered)
+
+
+def pack_request(request: Request, adverts: Mapping[int, Advert]) -> bytes:
+    """Return what is the same in the requests to all clients: all but the invitation."""
     packed = {place: advert.pack() for place, advert in adverts.items()}
     task = wire.pack_integer(len(request.task), 4), request.task, request.model_digest
-    parts = invitation, wire.pack_ranked(session.committee.size, packed), *task
-    return wire.message(session, MessageKind.LATTICE_REQUEST, rank, *parts)
+    return b"".join((wire.pack_ranked(request.session.committee.size, packed), *task))
+
+
+def encode_requested(
+    request: Request, rank: int, packed: bytes, opening: Opening | None, remembered: Position | None
+) -> bytes:
+    """Ask a client for its contribution, by what `pack_request` has returned."""
+    invitation = pack_invitation(request.session, opening, remembered)
+    return wire.message(request.session, MessageKind.LATTICE_REQUEST, rank, invitation, packed)
 
 
 def decode_request(data: bytes, depth: int | None) -> RequestBody:

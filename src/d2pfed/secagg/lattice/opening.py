@@ -37,16 +37,17 @@ class MaskedTotal:
     boxes: Mapping[int, Boxes] = field(repr=False)
     commitments: Mapping[int, bytes] = field(repr=False)
     total: RingVector = field(repr=False)
+    statement: bytes = field(init=False)  # what members sign before they open it
+
+    def __post_init__(self) -> None:
+        request = self.request
+        statement = sessions.opening_statement(request.session, request.context, self.nonce, self.keys)
+        object.__setattr__(self, "statement", statement)
 
     @property
     def survivors(self) -> tuple[ClientId, ...]:
         """Return whose vectors are in the sum."""
         return tuple(self.identities[rank] for rank in sorted(self.keys))
-
-    @property
-    def statement(self) -> bytes:
-        """Return what members sign before they open it."""
-        return sessions.opening_statement(self.request.session, self.request.context, self.nonce, self.keys)
 
 
 class Opener:

@@ -111,6 +111,7 @@ class Contributing:
     def __init__(self, invitations: Invitations, request: Request, adverts: Mapping[int, Advert]) -> None:
         self._invitations, self._request, self._adverts = invitations, request, adverts
         session, opening, remembered = invitations.session, invitations.opening, invitations.remembered
+        packed = messages.pack_request(request, adverts)
         self._total = np.zeros(session.dimension, np.uint32)
         self._signed: dict[int, SignedKey] = {}
         self._boxes: dict[int, Boxes] = {}
@@ -119,8 +120,8 @@ class Contributing:
         self.outbox = Outbox(
             invitations.identities,
             invitations.asked(session.cohort),
-            lambda rank: messages.encode_request(
-                request, rank, adverts, opening, remembered.get(invitations.identities[rank])
+            lambda rank: messages.encode_requested(
+                request, rank, packed, opening, remembered.get(invitations.identities[rank])
             ),
         )
 
@@ -136,7 +137,7 @@ class Contributing:
             verify_position(position, roster.key(session.cohort[rank]), roster.authority, client)
             require_later_position(client, position, known.remembered.get(client))
             self.positions[client] = position
-        session.ring.add_into(self._total, said.vector)
+        self._total += said.vector  # 32-bit words overflow harmlessly: the ring divides them
         self._signed[rank] = replace(signed, certificate=known.certificate(session.cohort[rank]))
         self._boxes[rank] = said.boxes.astype(np.uint16)  # a cohort's are kept until the end
         self._commitments[rank] = said.commitment
@@ -154,7 +155,7 @@ class Contributing:
             keys={rank: each.key for rank, each in self._signed.items()},
             boxes=self._boxes,
             commitments=self._commitments,
-            total=self._total,
+            total=self._total & np.uint32(session.ring.modulus - 1),
         )
         return Agreeing(total, self._signed, self._invitations, entropy)
 
