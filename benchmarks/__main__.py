@@ -16,6 +16,8 @@ from benchmarks.encode import encode_memory, prepare_encode
 from benchmarks.engines_row import EngineRow
 from benchmarks.goals import GoalRow, bench_goals
 from benchmarks.growth import plot_growth
+from benchmarks.lattice import ProtocolRow, bench_protocols
+from benchmarks.lattice import goals as protocol_goals
 from benchmarks.ledger import RELEASES, LedgerRow, bench_ledger
 from benchmarks.parts import BUSY_PARTS, PARTS, Measured, run_part
 from benchmarks.scales import ALONE, BESIDE_FLOWER, GROWTH, MODEST, SILOS
@@ -40,12 +42,24 @@ PlotFile = Annotated[Path | None, typer.Option(help="Write a plot of how cost gr
 Busy = Annotated[
     bool, typer.Option("--busy", help="Measure beside two busy loops, as on a machine that others use.")
 ]
-Row = TypeVar("Row", SecAggRow, TrainingRow, LedgerRow, GoalRow, StatisticsRow, DeploymentRow, EngineRow, SiloRow)
+Row = TypeVar(
+    "Row",
+    SecAggRow,
+    TrainingRow,
+    LedgerRow,
+    GoalRow,
+    StatisticsRow,
+    DeploymentRow,
+    EngineRow,
+    SiloRow,
+    ProtocolRow,
+)
 
 
 class Sizes(StrEnum):
     """Which rounds of secure aggregation are measured."""
 
+    PROTOCOLS = "protocols"  # the lattice, pair masks and Flower, signed, from 100 to 10,000 clients
     COMPARED = "compared"  # those to compare with Flower's
     LARGE = "large"
     GROWTH = "growth"  # a series in clients and in dimension
@@ -150,15 +164,22 @@ def arithmetic_command(
 @bench.command("secagg")
 def secagg_command(
     sizes: Annotated[
-        Sizes, typer.Option(show_default=False, help="Which rounds are run. [default: compared]")
-    ] = Sizes.COMPARED,
+        Sizes, typer.Option(show_default=False, help="Which rounds are run. [default: protocols]")
+    ] = Sizes.PROTOCOLS,
     plot: PlotFile = None,
+    path: Annotated[
+        Path | None, typer.Option("--out", show_default=False, help="A JSON file for `page`, of protocols only.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Time whole rounds of secure aggregation.
 
-    The clients run in another process; Flower's rounds are run beside ours.
+    By protocol: the server, one client and one member are measured, and a helper plays the others. Other sizes: the
+    clients run in another process. Flower's rounds are run beside ours.
     """
+    if sizes is Sizes.PROTOCOLS:
+        _protocols(path, json=json)
+        return
     found = bench_standing(SILOS) if sizes is Sizes.SILOS else bench_secagg(_SCALES[sizes])
     rows = _watched(found)
     if plot is not None:
@@ -171,6 +192,21 @@ def secagg_command(
         print_json({"rows": [tables.as_dict(row) for row in rows]})
         return
     out().print(tables.secagg_table(rows))
+
+
+def _protocols(path: Path | None, *, json: bool) -> None:
+    about = record.surroundings()
+    rows = _watched(bench_protocols())
+    held = protocol_goals(rows)
+    found = {"rows": [tables.as_dict(row) for row in rows], "goals": [tables.as_dict(goal) for goal in held]}
+    if path is not None:
+        record.write(path, about, {"protocols": found})
+    if json:
+        print_json(about | found)
+        return
+    out().print(tables.protocol_table(rows))
+    out().print(tables.deployment_goals_table(held, "Goals of the lattice protocol"))
+    out().print(record.line(about), soft_wrap=True, markup=False)
 
 
 @bench.command("ledger")

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any  # rows as JSON has them
 
 from benchmarks import deployment, record
@@ -24,26 +25,27 @@ columns named *busy*. Absolute seconds are those of one machine; compare ratios.
 
 def write(results: Path, docs: Path) -> list[Path]:
     """Write the page and its plot, and return where they are."""
-    idle, busy = read(results)
-    (docs / PAGE).write_text(markdown(idle, busy))
+    idle, busy, protocols = read(results)
+    (docs / PAGE).write_text(markdown(idle, busy, protocols))
     if not (grown := _rows(idle, "growth")):
         return [docs / PAGE]
     plot_rows(grown, docs / PLOT)
     return [docs / PAGE, docs / PLOT]
 
 
-def read(results: Path) -> tuple[Row, Row]:
-    """Return what was measured on idle cores and on busy ones; a file that is not there is empty."""
-    idle, busy = (_read(results / f"{name}.json") for name in ("idle", "busy"))
-    return idle, busy
+def read(results: Path) -> tuple[Row, Row, Row]:
+    """Return what was measured on idle cores, on busy ones, and by protocol; a file that is not there is empty."""
+    idle, busy, protocols = (_read(results / f"{name}.json") for name in ("idle", "busy", "protocols"))
+    return idle, busy, protocols
 
 
-def markdown(idle: Row, busy: Row) -> str:
+def markdown(idle: Row, busy: Row, protocols: Row = MappingProxyType({})) -> str:
     """Return the page."""
     if not idle:
         commands = "`scripts/bench all`, `scripts/bench all --busy`, then `scripts/bench page`"
         return f"{_HEAD}\nNothing is kept yet: {commands}.\n"
-    parts = (_HEAD, _machines(idle, busy), *(part(idle, busy) for part in _SECTIONS), _durations(idle, busy))
+    sections = (*(part(idle, busy) for part in _SECTIONS), _protocols(protocols), _durations(idle, busy))
+    parts = (_HEAD, _machines(idle, busy), *sections)
     return "\n".join(part for part in parts if part)
 
 
@@ -106,6 +108,35 @@ def _secagg(idle: Row, busy: Row) -> str:
     )
     about = "Processor seconds of one client and of the server, wall-clock seconds of a whole round."
     return _section("Secure aggregation", about, head, body, _failure(idle, "secagg"))
+
+
+def _protocols(found: Row) -> str:
+    if not (rows := _rows(found, "protocols")):
+        return ""
+    columns = ("client_up", "client_down", "client_seconds", "member_up", "member_down", "member_seconds")
+    body = [
+        (
+            *(row["protocol"], *(f"{row[name]:,}" for name in ("clients", "dimension", "dropouts"))),
+            *(_number(row[name]) for name in (*columns, "server_seconds")),
+            row["note"],
+        )
+        for row in rows
+    ]
+    head = (
+        *("protocol", "clients", "coordinates", "lost", "client sends", "receives", "seconds"),
+        *("member sends", "receives", "seconds", "server seconds", "note"),
+    )
+    about = (
+        f"`scripts/bench secagg`: signed rounds, bytes beside the model, processor seconds; rings of "
+        f"{rows[0]['bits']} bits, Flower's of 64. One client, one member and the server are measured; a member's "
+        f"figures come on top of those of a client.\n\n{record.line(found)}."
+    )
+    held = [
+        (goal["what"], _number(goal["value"]), _number(goal["limit"]), _met(goal))
+        for goal in found["benchmarks"]["protocols"]["goals"]
+    ]
+    goals = "\n".join(("", *_lines(("goal", "measured", "at most", "met"), held), ""))
+    return _section("Secure aggregation by protocol", about, head, body) + goals
 
 
 def _training(idle: Row, busy: Row) -> str:

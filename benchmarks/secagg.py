@@ -72,6 +72,7 @@ class Cost:
     server_seconds: float
     round_seconds: float
     upload_bytes: int
+    download_bytes: int = 0  # beside the model
 
 
 def row_of(implementation: str, scale: Scale, cost: Cost | FlowerCost | None, error: str = "") -> SecAggRow:
@@ -160,7 +161,7 @@ class _Watch:
     """Processor seconds of the server and of one real client in a crowd, and the bytes that the latter sends."""
 
     def __init__(self, real: Client, client: ClientId) -> None:
-        self.server, self.client, self.sent = 0.0, 0.0, 0
+        self.server, self.client, self.sent, self.received = 0.0, 0.0, 0, 0
         self._real, self._name = real, client
 
     def exchange(self, phase: ServerPhase, crowd: Callable[[Outbox, bytes], Answers]) -> None:
@@ -176,6 +177,7 @@ class _Watch:
         with _counted(self, "client"):
             answer = self._real.receive(request)
         self.sent += len(answer)
+        self.received += len(request)
         for client, data in chain([(self._name, answer)], crowd(requests, answer)):
             with _counted(self, "server"):
                 phase.receive(client, data)
@@ -189,6 +191,12 @@ def _counted(watch: _Watch, who: str) -> Iterator[None]:
 
 
 def measure_crowd(scale: Scale) -> SecAggRow:
+    """Return the row of `crowd_cost`."""
+    name = f"d2pfed, {scale.consistency.value}, one client and the server measured"
+    return row_of(name, scale, crowd_cost(scale))
+
+
+def crowd_cost(scale: Scale) -> Cost:
     """Measure the server and one real client in a round whose other clients are played by one helper.
 
     The sum is checked where the helper has put its masks, in the first coordinates.
@@ -220,8 +228,8 @@ def measure_crowd(scale: Scale) -> SecAggRow:
         total = unmasking.close().vector
     if len(confirming.survivors) != scale.clients - scale.dropouts or bool((total[:CHECKED] != 7).any()):
         raise ConfigError(f"the sum of {scale} is wrong, so its cost means nothing")
-    name = f"d2pfed, {scale.consistency.value}, one client and the server measured"
-    return row_of(name, scale, Cost(watch.client, watch.server, time.perf_counter() - begun, watch.sent))
+    received = watch.received - 4 * session.dimension
+    return Cost(watch.client, watch.server, time.perf_counter() - begun, watch.sent, received)
 
 
 def serve_clients(scale: Scale, connection: Connection, served: Sequence[ClientId], agree: crypto.Agree) -> None:

@@ -10,6 +10,7 @@ from benchmarks.deployment import DeploymentGoal, DeploymentRow, in_words
 from benchmarks.engines_row import EngineRow
 from benchmarks.goals import GoalRow
 from benchmarks.growth import GrowthRow
+from benchmarks.lattice import ProtocolRow
 from benchmarks.ledger import LedgerRow
 from benchmarks.secagg import SecAggRow
 from benchmarks.silos_row import SiloRow
@@ -28,9 +29,10 @@ Row = (
     | DeploymentRow
     | DeploymentGoal
     | SiloRow
+    | ProtocolRow
 )
 
-_TEXT = {"what", "peer", "note", "implementation", "engine"}  # columns that are not numbers
+_TEXT = {"what", "peer", "note", "implementation", "engine", "protocol"}  # columns that are not numbers
 
 
 def as_dict(row: Row) -> dict[str, object]:
@@ -74,9 +76,11 @@ def deployment_table(rows: Sequence[DeploymentRow]) -> Table:
     return table
 
 
-def deployment_goals_table(goals: Sequence[DeploymentGoal]) -> Table:
-    """Return the table of a federation's goals."""
-    table = _table("Goals of a federation over Flower", ("what", "measured", "at most", "met"))
+def deployment_goals_table(
+    goals: Sequence[DeploymentGoal], title: str = "Goals of a federation over Flower"
+) -> Table:
+    """Return the table of goals, of a federation unless it says otherwise."""
+    table = _table(title, ("what", "measured", "at most", "met"))
     for goal in goals:
         table.add_row(goal.what, _number(goal.value), _number(goal.limit), _met(goal.met))
     return table
@@ -100,6 +104,24 @@ def secagg_table(rows: Sequence[SecAggRow]) -> Table:
                 _number(row.server_peak_mib),
                 row.error,
             ),
+        )
+    return table
+
+
+def protocol_table(rows: Sequence[ProtocolRow]) -> Table:
+    """Return the table of rounds by protocol."""
+    table = _table(
+        "One signed round by protocol; bytes beside the model, and processor seconds",
+        ("protocol", "clients", "coordinates", "bits", "lost", "client sends", "receives", "seconds"),
+        ("member sends", "receives", "seconds", "server seconds", "note"),
+    )
+    for row in rows:
+        sizes = (row.clients, row.dimension, row.bits, row.dropouts)
+        table.add_row(
+            *(row.protocol, *(f"{size:,}" for size in sizes)),
+            *(_whole(row.client_up), _whole(row.client_down), _number(row.client_seconds)),
+            *(_whole(row.member_up), _whole(row.member_down), _number(row.member_seconds)),
+            *(_number(row.server_seconds), row.note),
         )
     return table
 
@@ -224,6 +246,10 @@ def progress(row: Row) -> str:  # noqa: C901 - a case for each kind of row
             return f"{row.what}, {row.executor}, {row.clients} clients: {result}{stages}"
         case DeploymentGoal():
             return f"{row.what}: {row.value}, at most {row.limit:g}"
+        case ProtocolRow():
+            sizes = f"{row.clients:,} clients, {row.dimension:,} coordinates, {row.dropouts:,} lost"
+            seconds = f"client {_number(row.client_seconds)} s, server {_number(row.server_seconds)} s"
+            return f"{row.protocol}: {sizes}: {seconds}; {row.note}"
         case SiloRow():
             return f"{row.what}, {row.dimension:,} parameters: {1e3 * row.seconds:.3g} ms"
 
@@ -239,6 +265,7 @@ _TABLES: dict[type, Callable[..., Table]] = {
     GoalRow: goal_table,
     SpeedRow: speed_table,
     SecAggRow: secagg_table,
+    ProtocolRow: protocol_table,
     EngineRow: engine_table,
     TrainingRow: training_table,
     LedgerRow: ledger_table,
@@ -258,6 +285,10 @@ def _table(title: str, *columns: tuple[str, ...]) -> Table:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
+
+
+def _whole(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
 
 
 def _met(met: bool | None) -> str:

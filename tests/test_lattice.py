@@ -24,24 +24,26 @@ def _quick(monkeypatch):
     quick(monkeypatch)
 
 
-@pytest.mark.parametrize(("size", "signed"), [(24, True), (24, False), (66, False)])
-def test_the_sum_is_that_of_the_survivors(size, signed):
-    federation = LatticeFederation(make_session(size, signed=signed))
+WAYS = {"signed": {}, "by slot": {"by_slot": True}, "assumed": {"signed": False}}
+
+
+@pytest.mark.parametrize(("size", "way"), [*((24, way) for way in WAYS), (66, "assumed")])
+def test_the_sum_is_that_of_the_survivors(size, way):
+    federation = LatticeFederation(make_session(size, **WAYS[way]))
     agreeing = federation.gather()
-    assert agreeing.survivors == federation.session.cohort
+    assert agreeing.survivors == tuple(map(federation.identity, federation.session.cohort))
     opened = federation.open(agreeing)
     assert np.array_equal(opened.vector, federation.expected(agreeing.survivors))
     assert opened.blamed == ()
 
 
-@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("exchange", EXCHANGES[:4])
-def test_a_tenth_may_vanish_at_any_exchange(exchange, signed):
-    session = make_session(24, signed=signed)
-    gone = session.members[::12]
-    federation = LatticeFederation(
-        session, loss=lambda name, client, answer: None if name == exchange and client in gone else answer
-    )
+def test_a_tenth_may_vanish_at_any_exchange(exchange, way):
+    session = make_session(24, **WAYS[way])
+    federation = LatticeFederation(session)
+    gone = tuple(map(federation.identity, session.members[::12]))
+    federation.loss = lambda name, client, answer: None if name == exchange and client in gone else answer
     agreeing = federation.gather()
     assert len(agreeing.survivors) == (22 if exchange == "contribute" else 24)
     assert np.array_equal(federation.open(agreeing).vector, federation.expected(agreeing.survivors))

@@ -154,7 +154,7 @@ def test_keys_of_low_order_are_refused(monkeypatch):
     monkeypatch.setattr(crypto, "Agreement", _Lax)
     with pytest.raises(PeerError, match="low order"):
         members_of_low_order(server)
-    monkeypatch.setattr(crypto, "require_order", nothing)
+    drop(monkeypatch, "require_order")
     assert members_of_low_order(server)
 
 

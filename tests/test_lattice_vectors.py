@@ -44,6 +44,11 @@ def value_at(known, values, point):
     return total % P
 
 
+def framed(kind, client, binding, body):
+    header = struct.pack("<4sBBHQQ", b"d2pf", 2, kind, 0, client, len(body)) + binding
+    return header + hashlib.sha256(header + body).digest()[:16] + body
+
+
 class Second:
     """One attempt, by the book."""
 
@@ -61,6 +66,7 @@ class Second:
             if str(member) in vector["messages"]["agree" if self.signed else "open"]
         ]
         self.survivors = vector["survivors"]
+        self.identities = dict(zip(self.cohort, vector["identities"], strict=True))
 
     @cached_property
     def digest(self):
@@ -68,11 +74,24 @@ class Second:
         drawn = bytes.fromhex(self.roster_digest), self.draw, self.block, ids(self.cohort), ids(self.members)
         shares = self.secret, self.threshold, self.packed, self.certificate
         limits = self.dimension, self.bits, *shares, self.quorum, self.colluders, self.committee_colluders
-        return digest("d2pfed lattice session", *name, *drawn, *limits)
+        label = "d2pfed lattice session by slot" if self.is_by_slot else "d2pfed lattice session"
+        return digest(label, *name, *drawn, *limits)
+
+    @cached_property
+    def authority(self):
+        return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(self.v["authority"]))
+
+    def certified(self, slot):
+        """What the authority says of a slot; nothing where clients hold the roster, or nobody is enrolled."""
+        if not self.is_by_slot:
+            return b""
+        client, secret = self.identities[slot], bytes.fromhex(self.v["signing"][str(slot)])
+        key = Ed25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+        statement = digest("d2pfed enrolment", bytes.fromhex(self.roster_digest), slot, client, key)
+        return struct.pack("<Q", client) + key + self.authority.sign(statement)
 
     def frame(self, kind, client, body):
-        header = struct.pack("<4sBBHQQ", b"d2pf", 2, kind, 0, client, len(body)) + self.digest
-        return header + hashlib.sha256(header + body).digest()[:16] + body
+        return framed(kind, client, self.digest, body)
 
     def sign(self, client, statement):
         if not self.signed:
@@ -107,7 +126,7 @@ class Second:
         return digest("d2pfed lattice context", self.digest, self.subset, *keys, *trained)
 
     def request(self, client):
-        adverts = b"".join(self.advert(member) for member in self.present)
+        adverts = b"".join(self.advert(member) + self.certified(member) for member in self.present)
         task = struct.pack("<I", len(self.task)) + self.task + digest("d2pfed model", self.model)
         return self.invitation(client) + self.subset + adverts + task
 
@@ -192,7 +211,10 @@ class Second:
 
     @cached_property
     def shown_survivors(self):
-        listed = (self.key(client) + self.position(client) + self.signature(client) for client in self.survivors)
+        listed = (
+            self.certified(client) + self.key(client) + self.position(client) + self.signature(client)
+            for client in self.survivors
+        )
         return self.context + bytes.fromhex(self.v["nonce"]) + self.subset_of_survivors + b"".join(listed)
 
     @cached_property
@@ -203,7 +225,7 @@ class Second:
 
     @cached_property
     def certificate_shown(self):
-        signatures = (self.sign(member, self.statement) for member in self.present)
+        signatures = (self.certified(member) + self.sign(member, self.statement) for member in self.present)
         return self.subset + b"".join(signatures)
 
     def opening(self, member):
@@ -302,6 +324,22 @@ def test_every_message(vectors, seconds, name, exchange):
     whole = second.members[0]
     if exchange in vector["whole"]:
         assert vector["whole"][exchange] == [data.hex() for data in second.expected(exchange, whole)]
+
+
+def test_head_and_slip(vectors, seconds):
+    """By the book: what a client holds that does not hold the roster."""
+    second, vector = seconds["by slot"], vectors["by slot"]
+    roster, head, slip = (bytes.fromhex(text) for text in (second.roster_digest, vector["head"], vector["slip"]))
+    times = struct.pack("<QQQ", 1, 1_800_000_000, 1_800_000_000 + 30 * 86_400)
+    body = times + b"\xff" + bytes(32) + struct.pack("<I", 52) + roster
+    body += second.authority.sign(digest("d2pfed roster head", body))
+    assert head == framed(33, 0, bytes(32), body)
+    slot = second.cohort[0]
+    client, public = second.identities[slot], second.authority.public_key().public_bytes_raw()
+    floor = 0, digest("d2pfed log", public, client)
+    signed = second.authority.sign(digest("d2pfed floor", roster, client, *floor))
+    body = struct.pack("<I", slot) + second.certified(slot) + struct.pack("<Q", 0) + floor[1] + signed
+    assert slip == framed(34, client, roster, body)
 
 
 @pytest.mark.parametrize("name", ROUNDS)

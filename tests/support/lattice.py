@@ -3,12 +3,23 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 
 from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.secagg import History, Roster, collect, crypto
+from d2pfed.secagg.heads import (
+    CertifiedRoster,
+    Head,
+    SlotEnrolment,
+    certify,
+    decode_head,
+    decode_slip,
+    encode_head,
+)
+from d2pfed.secagg.heads import head_of as head_of_roster
 from d2pfed.secagg.lattice import messages
 from d2pfed.secagg.lattice.client import Member, Participant
 from d2pfed.secagg.lattice.parameters import Committee, choose_committee
@@ -16,6 +27,7 @@ from d2pfed.secagg.lattice.server import Convening, Invitations, Tracing
 from d2pfed.secagg.lattice.session import Session, model_digest
 from d2pfed.secagg.roster import Enrolment
 from support.federation import MODEL, TASK, enrol, enrolment_secret, head_of, position_of
+from support.rosters import AUTHORITY
 
 EXCHANGES = ("convene", "contribute", "agree", "open", "trace")
 
@@ -23,10 +35,20 @@ Loss = Callable[[str, int, bytes], bytes | None]  # exchange, client, answer
 
 
 def make_session(
-    size: int = 30, *, signed: bool = True, dropouts=Fraction(1, 10), colluders: int = 0, **changes
+    size: int = 30,
+    *,
+    signed: bool = True,
+    by_slot: bool = False,
+    dropouts=Fraction(1, 10),
+    colluders: int = 0,
+    **changes,
 ) -> Session:
-    """A session whose cohort's identities are not its ranks; the committee is spread over it."""
-    cohort = tuple(7 + 3 * rank for rank in range(size))
+    """A session whose cohort's identities are not its ranks; the committee is spread over it.
+
+    By slots: the same clients among as many others, so that slots are not ranks either.
+    """
+    identities = identities_of(size)
+    cohort = tuple(map(enrol_more(identities).clients.index, identities)) if by_slot else identities
     secret = changes.get("secret", 48)
     committee = changes.pop("committee", None) or choose_committee(
         size, dropouts, secret, population=size, colluding=colluders, draws=0
@@ -45,8 +67,28 @@ def make_session(
         "committee": committee,
         "quorum": max(colluders + 2, size // 2 + 1),
         "colluders": colluders,
-    } | ({"roster_digest": enrol(cohort).digest} if signed else {})
+    }
+    if by_slot:
+        settings |= {"roster_digest": enrol_more(identities).digest, "is_by_slot": True}
+    elif signed:
+        settings |= {"roster_digest": enrol(identities).digest}
     return Session(**(settings | changes))
+
+
+def identities_of(size: int) -> tuple[int, ...]:
+    return tuple(7 + 3 * rank for rank in range(size))
+
+
+@lru_cache(maxsize=8)
+def enrol_more(clients: tuple[int, ...]) -> Roster:
+    """A roster of these clients and as many others."""
+    return enrol((*clients, *(client + 1 for client in clients)))
+
+
+@lru_cache(maxsize=8)
+def certified(clients: tuple[int, ...]) -> CertifiedRoster:
+    """The same with certificates."""
+    return certify(enrol_more(clients), AUTHORITY)
 
 
 @dataclass
@@ -60,13 +102,25 @@ class LatticeFederation:
     known: Mapping[int, Mapping[int, object]] = field(default_factory=dict)
     loss: Loss = lambda _exchange, _client, answer: answer
     roster: Roster | None = None
+    certified: CertifiedRoster | None = None
+    head: Head | None = None
     members: dict[int, Member] = field(default_factory=dict)
     refused: dict[str, dict[int, PeerError]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.session.is_by_slot:
+            self.certified = certified(identities_of(len(self.session.cohort)))
+            self.roster = self.certified.roster
         if self.roster is None and self.session.is_signed:
             self.roster = enrol(self.session.cohort)
         self.statements: dict[int, bytes] = {}
+
+    def rank(self, client: int) -> int:
+        """The rank of a client by its identity, whatever the session calls it."""
+        return self.session.rank(client if self.certified is None else self.roster.clients.index(client))
+
+    def identity(self, name: int) -> int:
+        return name if self.certified is None else self.certified.identity(name)
 
     def vector(self, client: int) -> np.ndarray:
         if client in self.vectors:
@@ -86,7 +140,17 @@ class LatticeFederation:
             return count <= self.counts.get(client, 1) and head == head_of(client, count)
 
         history = History(self.position(client), contains, self.known.get(client, {}))
-        return Participant(self.session, client, Enrolment(enrolment_secret(client), self.roster), history)
+        return Participant(self.session, client, self.enrolment(client), history)
+
+    def enrolment(self, client: int) -> Enrolment | SlotEnrolment:
+        """What a client holds: the roster, or its head and a slip, as bytes that were read."""
+        if self.certified is None:
+            return Enrolment(enrolment_secret(client), self.roster)
+        head = self.head = self.head or decode_head(
+            encode_head(head_of_roster(self.roster), AUTHORITY), self.roster.authority
+        )
+        slip = self.certified.slip(self.roster.clients.index(client))
+        return SlotEnrolment(enrolment_secret(client), decode_slip(slip, head, client)[0])
 
     def record(self, client: int, statement: bytes) -> None:
         if self.statements.setdefault(client, statement) != statement:
@@ -131,7 +195,9 @@ class LatticeFederation:
 
     def gather(self, **invitations):
         """Run the first two exchanges; returns the phase in which members sign."""
-        convening = Convening(Invitations(session=self.session, roster=self.roster, **invitations))
+        convening = Convening(
+            Invitations(session=self.session, roster=self.certified or self.roster, **invitations)
+        )
         self.collect("convene", convening)
         contributing = convening.close(TASK, model_digest(MODEL))
         self.collect("contribute", contributing)

@@ -10,7 +10,7 @@ from d2pfed.secagg import crypto, wire
 from d2pfed.secagg.lattice import field as fields
 from d2pfed.secagg.lattice import masks, messages
 from d2pfed.secagg.lattice.field import PRIME
-from d2pfed.secagg.lattice.messages import Advert, Contribution, Opened, SignedKey, Survivors
+from d2pfed.secagg.lattice.messages import Advert, Contribution, Opened, SignedKey, Signer, Survivors
 from d2pfed.secagg.lattice.parameters import Committee
 from d2pfed.secagg.lattice.server import Convening, Invitations
 from d2pfed.secagg.lattice.session import Request, Session, model_digest
@@ -27,7 +27,8 @@ class Server:
     def __init__(self, session: Session | None = None, **federation) -> None:
         self.session = session or make_session(24, dimension=5)
         self.federation = LatticeFederation(self.session, **federation)
-        convening = Convening(Invitations(session=self.session, roster=self.federation.roster))
+        roster = self.federation.certified or self.federation.roster
+        convening = Convening(Invitations(session=self.session, roster=roster))
         self.federation.collect("convene", convening)
         self.adverts = dict(convening._adverts)
         self.contributions: dict[int, Contribution] = {}
@@ -46,11 +47,12 @@ class Server:
         """Ask a client for its contribution, with whatever adverts, task and model."""
         adverts = adverts or self.adverts
         request = self.request_of(adverts, task, model)
-        data = messages.encode_request(request, request.session.rank(client), adverts, None, remembered)
+        rank = self.federation.rank(client)
+        data = messages.encode_request(request, rank, adverts, None, remembered)
         answer = self.federation.answer("contribute", client, data, model)
-        contribution = messages.decode_contribution(self.session, self.session.rank(client), len(adverts), answer)
+        contribution = messages.decode_contribution(self.session, rank, len(adverts), answer)
         if keep:
-            self.contributions[self.session.rank(client)] = contribution
+            self.contributions[rank] = contribution
         return contribution
 
     def ask_all(self, *but: int) -> None:
@@ -80,9 +82,9 @@ class Server:
 
     def open(self, members: Iterable[int], signatures: Mapping[int, bytes], count: int) -> dict[int, Opened]:
         """Show a certificate to members, and return their pads for so many survivors."""
-        answers = {}
+        answers, signers = {}, {place: Signer(signature) for place, signature in signatures.items()}
         for member in members:
-            data = messages.encode_certificate(self.session, self.session.rank(member), signatures)
+            data = messages.encode_certificate(self.session, self.session.rank(member), signers)
             answer = self.federation.answer("open", member, data)
             answers[self.session.place(member)] = messages.decode_opening(
                 self.session, self.session.rank(member), count, answer

@@ -1,57 +1,102 @@
 """Random sessions of the lattice protocol: any size and ring, dropouts anywhere, members and clients that cheat."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
+from functools import lru_cache
+from hashlib import sha256, shake_128
+from unittest.mock import patch
 
 import numpy as np
 
-from d2pfed.errors import TooFewClients
+from d2pfed.errors import PeerError, TooFewClients
 from d2pfed.numerics.randomness import Stream, digest
-from d2pfed.secagg.lattice import messages
+from d2pfed.secagg import crypto
+from d2pfed.secagg.lattice import masks, messages
 from d2pfed.secagg.lattice.field import PRIME
 from d2pfed.secagg.lattice.session import Session
-from support.lattice import EXCHANGES, LatticeFederation, make_session
+from support.lattice import EXCHANGES, LatticeFederation, certified, make_session
 
 CHEATS = ("sums", "seeds", "sums and traces", "boxes", "commitment")
 
 
-def draw_session(stream: Stream) -> Session:
-    """A session of 24 to 36 clients, all of them in the committee, of whom up to three collude."""
-    size = 24 + stream.below(13)
+public_of = lru_cache(maxsize=1 << 12)(crypto.signing_public)
+
+
+@contextmanager
+def stand_ins() -> Iterator[None]:
+    """Hashes in the place of key agreement, signatures and pads: sums and blame are none the wiser."""
+
+    def hashed(*parts: bytes) -> bytes:
+        return sha256(b"".join(parts)).digest()
+
+    def agree(own: crypto.Agreement, public: bytes) -> bytes:
+        return hashed(*sorted((own.public, public)))
+
+    def sign(secret: bytes, statement: bytes) -> bytes:
+        return 2 * hashed(public_of(secret), statement)
+
+    def require_signature(public: bytes, signature: bytes, statement: bytes) -> None:
+        if signature != 2 * hashed(public, statement):
+            raise PeerError("a signature does not fit its statement")
+
+    def pads(session: Session, shared: bytes, context: bytes, client: int, member: int) -> np.ndarray:
+        named = context + shared + client.to_bytes(8, "little") + member.to_bytes(8, "little")
+        words = shake_128(named).digest(2 * (session.polynomials + 2))
+        return np.frombuffer(words, "<u2").astype(np.int64) % PRIME
+
+    replaced = {"sign": sign, "require_signature": require_signature, "signing_public": public_of}
+    agreeing, padding = patch.object(crypto.Agreement, "agree", agree), patch.object(masks, "pads", pads)
+    certified.cache_clear()  # what hashes have signed, and what was signed in earnest, is of no use to the other
+    with patch.multiple(crypto, **replaced), agreeing, padding:
+        yield
+    certified.cache_clear()
+
+
+def draw_session(stream: Stream, size: int | None) -> Session:
+    """A session of 23 to 80 clients, small ones more often, of whom up to three collude.
+
+    Below 23 no committee could open anything.
+    """
+    size = 23 + min(stream.below(58) for _ in range(3)) if size is None else size
+    way = ({}, {"by_slot": True}, {"signed": False})[stream.below(3)]
     return make_session(
         size,
-        signed=stream.below(2) == 1,
-        dropouts=Fraction(1, 12),
+        dropouts=Fraction(1, 24 if size > 64 and stream.below(2) else 12),  # a committee smaller than the cohort
         colluders=stream.below(4),
         bits=1 + stream.below(20),
         dimension=1 + stream.below(40),
         secret=16 + stream.below(40),
         attempt=stream.below(1000),
+        **way,
     )
 
 
-def run_lattice(seed: int) -> str:
+def run_lattice(seed: int, size: int | None = None) -> str:
     """Run one session and return 'sum' or 'void'; a wrong sum, a void without a reason or wrong blame fails."""
     stream = Stream(digest("lattice session", seed))
-    session = draw_session(stream)
+    session = draw_session(stream, size)
+    committee, federation = session.committee, LatticeFederation(session, seed=digest(seed))
+    identities = tuple(map(federation.identity, session.cohort))
     lost = {
         client: EXCHANGES[stream.below(4)]
-        for client in session.cohort
+        for client in identities
         if stream.below(24) == 0  # about one in a session, sometimes too many
     }
     cheats = {
-        session.cohort[rank]: CHEATS[stream.below(len(CHEATS))]
-        for rank in stream.subset(len(session.cohort), stream.below(session.colluders + 1))
+        identities[rank]: CHEATS[stream.below(len(CHEATS))]
+        for rank in stream.subset(len(identities), stream.below(session.colluders + 1))
     }
-    federation = LatticeFederation(session, seed=digest(seed), loss=fate_of(session, lost, cheats, stream))
+    federation.loss = fate_of(federation, lost, cheats, stream)
+    gone = len(lost.keys() & set(map(federation.identity, session.members)))
     try:
         agreeing = federation.gather()
         opened = federation.open(agreeing)
     except TooFewClients as void:
-        named = set(void.blamed)
-        spare = session.committee.size - len(lost) - session.committee.openers
-        assert lost or cheats, f"{seed}: void without a reason"
-        assert len(lost) > 2 or cheats, f"{seed}: void for {len(lost)} missing"
+        named, spare = set(void.blamed), committee.size - gone - committee.openers
+        few = gone > committee.size - committee.least or len(lost) > len(identities) - session.quorum
+        assert few or cheats, f"{seed}: void for {len(lost)} missing"
         assert named <= set(cheats) or len(cheats) > spare // 2, f"{seed}: {named} blamed for {cheats}"
         return "void"
     assert np.array_equal(opened.vector, federation.expected(agreeing.survivors)), (
@@ -61,44 +106,38 @@ def run_lattice(seed: int) -> str:
     return "sum"
 
 
-def fate_of(session: Session, lost, cheats, stream: Stream):
+def fate_of(federation: LatticeFederation, lost, cheats, stream: Stream):
     """What becomes of each answer: gone from some exchange on, or changed."""
     order = {name: place for place, name in enumerate(EXCHANGES)}
 
     def loss(name, client, answer):
         if client in lost and order[name] >= order[lost[client]]:
             return None
-        return changed(session, name, client, answer, cheats[client], stream) if client in cheats else answer
+        if client not in cheats:
+            return answer
+        return changed(federation.session, name, federation.rank(client), answer, cheats[client], stream)
 
     return loss
 
 
-def changed(session: Session, name: str, client: int, answer: bytes, cheat: str, stream: Stream) -> bytes:
+def changed(session: Session, name: str, rank: int, answer: bytes, cheat: str, stream: Stream) -> bytes:
     if name == "contribute" and cheat in ("boxes", "commitment"):
         columns = 2 * (session.polynomials + 2)
         fixed = messages.contribution_bytes(session, 0)
-        said = messages.decode_contribution(
-            session, session.rank(client), (len(answer) - fixed) // columns, answer
-        )
+        said = messages.decode_contribution(session, rank, (len(answer) - fixed) // columns, answer)
         if cheat == "commitment":
-            return messages.encode_contribution(session, session.rank(client), replace(said, commitment=bytes(32)))
+            return messages.encode_contribution(session, rank, replace(said, commitment=bytes(32)))
         rows = stream.subset(len(said.boxes), 1 + stream.below(8))
         said.boxes[rows] = (said.boxes[rows] + 1 + stream.below_each(PRIME - 1, len(rows))[:, None]) % PRIME
-        return messages.encode_contribution(session, session.rank(client), said)
+        return messages.encode_contribution(session, rank, said)
     if name not in ("open", "trace") or cheat in ("boxes", "commitment"):
         return answer
     count = (len(answer) - 72) // 2 - (session.polynomials if name == "open" else 0)
     noise = 1 + stream.below_each(PRIME - 1, count)
     if name == "trace":
-        said = messages.decode_trace(session, session.rank(client), count, answer)
-        return messages.encode_trace(
-            session, session.rank(client), (said + noise * (cheat == "sums and traces")) % PRIME
-        )
-    said = messages.decode_opening(session, session.rank(client), count, answer)
+        said = messages.decode_trace(session, rank, count, answer)
+        return messages.encode_trace(session, rank, (said + noise * (cheat == "sums and traces")) % PRIME)
+    said = messages.decode_opening(session, rank, count, answer)
     if cheat == "seeds":
-        return messages.encode_opening(
-            session, session.rank(client), replace(said, seeds=(said.seeds + noise) % PRIME)
-        )
-    return messages.encode_opening(
-        session, session.rank(client), replace(said, sums=(said.sums + 1 + noise[0]) % PRIME)
-    )
+        return messages.encode_opening(session, rank, replace(said, seeds=(said.seeds + noise) % PRIME))
+    return messages.encode_opening(session, rank, replace(said, sums=(said.sums + 1 + noise[0]) % PRIME))

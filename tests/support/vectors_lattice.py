@@ -7,32 +7,37 @@ from dataclasses import replace
 
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import wire
+from d2pfed.secagg.heads import encode_head
+from d2pfed.secagg.heads import head_of as head_of_roster
 from d2pfed.secagg.lattice import field as fields
 from d2pfed.secagg.lattice import masks
 from d2pfed.secagg.lattice import session as sessions
 from d2pfed.secagg.wire import MessageKind
 from support.federation import MODEL, TASK, enrolment_secret, position_of
 from support.lattice import EXCHANGES, LatticeFederation, make_session, small_committee
+from support.rosters import AUTHORITY
 from support.vectors_secagg import FOLDER
 
 FILE = FOLDER / "lattice.json"
 ROUNDS = {  # a committee smaller than its cohort, and rings of words of two and of four bytes
     "signed": {"bits": 10, "secret": 20, "dimension": 6, "signed": True},
+    "by slot": {"bits": 11, "secret": 17, "dimension": 4, "by_slot": True},
     "assumed": {"bits": 18, "secret": 33, "dimension": 3, "signed": False},
 }
 
 
 def make() -> dict:
-    """A signed attempt and one where nobody is enrolled, each with clients and members that are missing."""
+    """Attempts by identity, by slot, and where nobody is enrolled, each with clients and members that are missing."""
     return {name: make_round(**settings) for name, settings in ROUNDS.items()}
 
 
 def make_round(**settings) -> dict:
     session = make_session(26, committee=replace(small_committee(24), threshold=2), **settings)
-    absent = {"convene": session.members[5], "contribute": session.cohort[9], "open": session.members[11]}
-    federation = LatticeFederation(
-        session, seed=b"vectors", loss=lambda name, client, answer: None if absent.get(name) == client else answer
-    )
+    federation = LatticeFederation(session, seed=b"vectors")
+    names = {"convene": session.members[5], "contribute": session.cohort[9], "open": session.members[11]}
+    absent = {name: federation.identity(client) for name, client in names.items()}
+    federation.loss = lambda name, client, answer: None if absent.get(name) == client else answer
+    identities = {name: federation.identity(name) for name in session.cohort}
     log, answer = {name: {} for name in EXCHANGES}, federation.answer
 
     def noting(name, client, data):
@@ -41,16 +46,15 @@ def make_round(**settings) -> dict:
         return said
 
     federation.answer = noting
-    first = session.cohort[0]
+    first = identities[session.cohort[0]]
     remembered = {first: position_of(first, 1, federation.roster)} if session.is_signed else {}
     agreeing = federation.gather(remembered=remembered)
     opened = federation.open(agreeing)
-    for member in session.members:
-        if federation.members[member].trace:
-            federation.answer(
-                "trace", member, wire.message(session, MessageKind.LATTICE_TRACE_REQUEST, session.rank(member))
-            )
-    whole = session.members[0]
+    for name in session.members:
+        if federation.members[identities[name]].trace:
+            request = wire.message(session, MessageKind.LATTICE_TRACE_REQUEST, session.rank(name))
+            federation.answer("trace", identities[name], request)
+    whole = identities[session.members[0]]
     return {
         "session": _session(session),
         "digest": session.digest.hex(),
@@ -59,24 +63,34 @@ def make_round(**settings) -> dict:
         "context": agreeing._survivors.context.hex(),
         "nonce": agreeing._survivors.nonce.hex(),
         "statement": agreeing._total.statement.hex(),
-        "signing": {str(client): enrolment_secret(client).hex() for client in session.cohort},
+        "identities": [identities[name] for name in session.cohort],
+        "authority": AUTHORITY.hex(),
+        "signing": {str(name): enrolment_secret(client).hex() for name, client in identities.items()},
         "members": {
-            str(member): Entropy.replay(b"vectors")
-            .child("convene", member)
-            .child("d2pfed lattice member", session.digest, member)
+            str(name): Entropy.replay(b"vectors")
+            .child("convene", identities[name])
+            .child("d2pfed lattice member", session.digest, name)
             .key.hex()
-            for member in session.members
+            for name in session.members
         },
-        "remembered": {str(client): position.pack().hex() for client, position in remembered.items()},
-        "positions": {str(client): federation.position(client, 1).pack().hex() for client in session.cohort}
+        "remembered": {str(name): remembered[c].pack().hex() for name, c in identities.items() if c in remembered},
+        "positions": {
+            str(name): federation.position(client, 1).pack().hex() for name, client in identities.items()
+        }
         if session.is_signed
         else {},
-        "clients": {str(client): _draws(session, client, federation) for client in session.cohort},
-        "survivors": list(agreeing.survivors),
+        "clients": {str(name): _draws(session, client, federation) for name, client in identities.items()},
+        "survivors": [name for name, client in identities.items() if client in agreeing.survivors],
         "messages": {
-            name: {str(client): [_digest(data) for data in pair] for client, pair in found.items()}
-            for name, found in log.items()
+            exchange: {
+                str(name): [_digest(data) for data in found[client]]
+                for name, client in identities.items()
+                if client in found
+            }
+            for exchange, found in log.items()
         },
+        "head": encode_head(head_of_roster(federation.roster), AUTHORITY).hex() if session.is_by_slot else "",
+        "slip": federation.certified.slip(session.cohort[0]).hex() if session.is_by_slot else "",
         "whole": {name: [data.hex() for data in found[whole]] for name, found in log.items() if whole in found},
         "sum": opened.vector.tolist(),
     }
@@ -90,6 +104,7 @@ def _session(session) -> dict:
         "roster_digest": session.roster_digest.hex(),
         "cohort": list(session.cohort),
         "members": list(session.members),
+        "is_by_slot": session.is_by_slot,
         "threshold": committee.threshold,
         "packed": committee.packed,
         "certificate": committee.certificate,

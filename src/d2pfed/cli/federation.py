@@ -21,6 +21,7 @@ from d2pfed.deploy.config import (
     read_secret,
     require_identity,
 )
+from d2pfed.deploy.heads import publish_head
 from d2pfed.deploy.rosters import (
     DEPTH,
     DrawCommitment,
@@ -234,6 +235,7 @@ def sign(  # noqa: PLR0917 - typer declares options as parameters
     )
     try:
         create_file(file, encode_roster(signed, secret), mode=0o644)
+        publish_head(file, signed, secret)
     except FileExistsError:
         raise taken from None
     print(f"roster {signed.serial} with {len(signed.keys)} clients in {file}, good until {_day(signed.expires)}")

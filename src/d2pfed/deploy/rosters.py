@@ -25,6 +25,8 @@ from d2pfed.ledger.rows import Head
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy, digest
 from d2pfed.secagg import Enrolment, Roster, decode_roster, issue_roster
 from d2pfed.secagg.draws import MOST_DEPTH, DrawTree
+from d2pfed.secagg.heads import Head as RosterHead
+from d2pfed.secagg.heads import SlotEnrolment
 from d2pfed.secagg.roster import (
     NO_ROOT,
     POSITION_BYTES,
@@ -70,31 +72,46 @@ def accept_roster(config: ClientConfig, data: bytes, clock: Clock = time.time) -
     authority knows of a later position than this log holds. Checked: test_flower_rosters.py.
     """
     roster = decode_roster(data, config.authority)
-    while True:
-        history = config.log.read()
-        _require_acceptable(config, roster, history, clock)
-        if config.secret is None:
-            raise ConfigError(
-                "this client is not enrolled: its settings assume that the server keeps to the protocol"
-            )
-        enrolment = Enrolment(config.secret, roster)
-        enrolment.require_self(config.client)
-        if roster.serial == history.serial:
-            break
-        row = {"serial": roster.serial, "digest": roster.digest.hex(), "issued": roster.issued}
-        added = config.log.append(history, Entry.ROSTER, row)
-        if added is not None:
-            history = added
-            break
+    roster.key(config.client)
+    enrolment = Enrolment(secret_of(config), roster)
+    history = log_issued(config, roster, enrolment, Head(*roster.floors[config.client]), clock)
     file = config.directory / _FILE
     if read_file(file) != data:
         replace_file(file, data)
     return enrolment, history
 
 
-def _require_acceptable(config: ClientConfig, roster: Roster, history: ClientHistory, clock: Clock) -> None:
-    """Refuse a roster without this client, out of order, expired, or ahead of this client's log."""
-    roster.key(config.client)
+def secret_of(config: ClientConfig) -> bytes:
+    """Return the private signing key of an enrolled client."""
+    if config.secret is None:
+        raise ConfigError("this client is not enrolled: its settings assume that the server keeps to the protocol")
+    return config.secret
+
+
+def log_issued(
+    config: ClientConfig,
+    issued: Roster | RosterHead,
+    enrolment: Enrolment | SlotEnrolment,
+    floor: Head,
+    clock: Clock,
+) -> ClientHistory:
+    """Refuse a roster, or its head, that this client may not go by; return the log with a row of it."""
+    while True:
+        history = config.log.read()
+        _require_acceptable(config, issued, history, floor, clock)
+        enrolment.require_self(config.client)
+        if issued.serial == history.serial:
+            return history
+        row = {"serial": issued.serial, "digest": issued.digest.hex(), "issued": issued.issued}
+        added = config.log.append(history, Entry.ROSTER, row)
+        if added is not None:
+            return added
+
+
+def _require_acceptable(
+    config: ClientConfig, roster: Roster | RosterHead, history: ClientHistory, floor: Head, clock: Clock
+) -> None:
+    """Refuse a roster that is out of order, expired, or ahead of this client's log."""
     try:
         require_serial(roster, history.serial, bytes.fromhex(history.roster))
     except PeerError as error:
@@ -105,7 +122,6 @@ def _require_acceptable(config: ClientConfig, roster: Roster, history: ClientHis
         roster.issued, history.latest_seconds(), *issued, 0
     )  # no clock can be before it by more than a day
     require_unexpired(roster, not_before(int(clock()), latest))
-    floor = Head(*roster.floors[config.client])
     if not history.holds(floor):  # the log was lost or cloned
         config.log.mark("in the authority's roster", floor)
         raise PeerError(f"the authority has seen position {floor.seq} of this client, which its log does not hold")

@@ -5,14 +5,18 @@ Tests show what each rule prevents: with that one rule patched away, the server 
 
 from collections.abc import Iterable, Mapping
 from operator import lt
+from typing import TypeVar
 
 import numpy as np
 
 from d2pfed.errors import ConfigError, PeerError, RolledBack
 from d2pfed.numerics.ring import Ring, RingVector
 from d2pfed.secagg import crypto
-from d2pfed.secagg.roster import NO_ROSTER, Enrolment, History, Position, Roster, verify_position
+from d2pfed.secagg.heads import SlotEnrolment
+from d2pfed.secagg.roster import NO_ROSTER, Enrolment, History, Keys, Position, verify_position
 from d2pfed.secagg.wire import BINDING_BYTES, COUNTER_LIMIT, ID_LIMIT, Bound, ClientId, Subset, pack_text
+
+Held = TypeVar("Held", bound=Enrolment | SlotEnrolment)
 
 
 def check_rules(*rules: tuple[bool, str]) -> None:
@@ -39,8 +43,8 @@ def check_named(
 
 
 def enrolled(
-    roster_digest: bytes, client: ClientId, enrolment: Enrolment | None, history: History | None
-) -> tuple[Enrolment, History] | None:
+    roster_digest: bytes, client: ClientId, enrolment: Held | None, history: History | None
+) -> tuple[Held, History] | None:
     """Return what a client needs in a signed session, of this roster; None where nobody signs."""
     if roster_digest == NO_ROSTER:
         return None
@@ -62,13 +66,14 @@ def require_agreed(invited: tuple[object, ...], agreed: tuple[object, ...]) -> N
 
 
 def require_in_chain(
-    enrolment: Enrolment, history: History, client: ClientId, claim: Position | None, witness: str
+    enrolment: Enrolment | SlotEnrolment, history: History, client: ClientId, claim: Position | None, witness: str
 ) -> None:
     """Refuse everything if somebody has met this client at a position that its log does not have.
 
     A position without its owner's signature is ignored, or anyone could lock the client out.
     """
-    if claim is None or not is_own(enrolment.roster, client, claim):
+    roster = enrolment.roster
+    if claim is None or not is_own(roster, roster.name(client), claim):
         return
     if not history.contains(claim.count, claim.head):
         raise RolledBack(
@@ -79,10 +84,10 @@ def require_in_chain(
         )
 
 
-def is_own(roster: Roster, client: ClientId, position: Position) -> bool:
+def is_own(keys: Keys, name: ClientId, position: Position) -> bool:
     """Say whether a client has signed a position as its own."""
     try:
-        verify_position(position, roster.key(client), roster.authority, client)
+        verify_position(position, keys.key(name), keys.authority, keys.identity(name))
     except PeerError:
         return False
     return True
@@ -158,14 +163,14 @@ def require_distinct_keys(publics: Iterable[bytes]) -> None:
         raise PeerError("all public keys of a session must be distinct")
 
 
-def require_signed(session: Bound, roster: Roster, signed: Mapping[int, tuple[bytes, bytes]]) -> None:
+def require_signed(session: Bound, keys: Keys, signed: Mapping[int, tuple[bytes, bytes]]) -> None:
     """Refuse a statement without the signature of its enrolled owner; both by rank.
 
     Keys that nobody enrolled has signed for this session could be the server's own. Survivors that others did not sign
     are not those that others were told.
     """
     for rank, (statement, signature) in signed.items():
-        crypto.require_signature(roster.key(session.cohort[rank]), signature, statement)
+        crypto.require_signature(keys.key(session.cohort[rank]), signature, statement)
 
 
 def require_few_unopened(claimed: int, colluders: int, unopened: int) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Protocol
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import HEAD_BYTES, Entropy, digest, first_head
@@ -86,6 +87,36 @@ class History:
     colluders: int = 0
 
 
+class Issued(Protocol):
+    """A roster or its head."""
+
+    @property
+    def serial(self) -> int:
+        """Number of the authority's rosters."""
+
+    @property
+    def expires(self) -> int:
+        """Seconds since 1970."""
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of the roster."""
+
+
+class Keys(Protocol):
+    """Public signing keys of enrolled clients, by the names that a session has for them: identities or slots."""
+
+    @property
+    def authority(self) -> bytes:
+        """The public key of the authority that enrolled them."""
+
+    def key(self, name: ClientId) -> bytes:
+        """Return a client's key, or refuse a client that is not known to be enrolled."""
+
+    def identity(self, name: ClientId) -> ClientId:
+        """Return the identity behind a name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
     """Enrolled clients and their public signing keys, no key twice, as one authority has signed them.
@@ -139,11 +170,19 @@ class Roster:
         object.__setattr__(self, "floors", MappingProxyType(dict(self.floors)))
         object.__setattr__(self, "digest", digest("d2pfed roster", _body(self)))
 
-    def key(self, client: ClientId) -> bytes:
+    def key(self, name: ClientId) -> bytes:
         """Return a client's public signing key, or refuse a client that was not enrolled."""
-        if client not in self.keys:
-            raise PeerError(f"client {client} is not enrolled")
-        return self.keys[client]
+        if name not in self.keys:
+            raise PeerError(f"client {name} is not enrolled")
+        return self.keys[name]
+
+    def identity(self, name: ClientId) -> ClientId:
+        """Return the identity behind a name: who holds the roster names clients by their identities."""
+        return name
+
+    def name(self, client: ClientId) -> ClientId:
+        """Return the name of a client in sessions."""
+        return client
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +209,7 @@ def require_authority(authority: bytes, signature: bytes, statement: bytes) -> N
     crypto.require_signature(authority, signature, statement)
 
 
-def require_serial(roster: Roster, highest: int, seen: bytes) -> None:
+def require_serial(roster: Issued, highest: int, seen: bytes) -> None:
     """Refuse a roster older than the highest serial seen (0 if none), or another one of that serial.
 
     Guarantee: a server cannot bring back a client that the authority has dropped by showing an old roster.
@@ -182,7 +221,7 @@ def require_serial(roster: Roster, highest: int, seen: bytes) -> None:
         raise PeerError(f"the authority has signed two rosters of serial {highest}")
 
 
-def require_unexpired(roster: Roster, now: int) -> None:
+def require_unexpired(roster: Issued, now: int) -> None:
     """Refuse a roster after its time; `now` is that of `not_before`, in seconds since 1970."""
     if now >= roster.expires:
         raise PeerError(f"a roster has expired: it was good until {roster.expires}, got {now}")

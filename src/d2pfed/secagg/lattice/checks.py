@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.secagg.checks import is_own, require_signed
 from d2pfed.secagg.lattice import session as sessions
-from d2pfed.secagg.lattice.messages import Advert, SignedKey, Survivors
+from d2pfed.secagg.lattice.messages import Advert, SignedKey, Signer, Survivors
 from d2pfed.secagg.lattice.session import Request, Session
-from d2pfed.secagg.roster import Position, Roster
+from d2pfed.secagg.roster import Keys, Position
+from d2pfed.secagg.wire import ClientId
 
 
 def require_members(session: Session, adverts: Mapping[int, Advert]) -> None:
@@ -20,14 +21,20 @@ def require_members(session: Session, adverts: Mapping[int, Advert]) -> None:
         raise PeerError(f"at least {least} members must be there, got {len(adverts)}")
 
 
-def require_adverts_signed(session: Session, roster: Roster, adverts: Mapping[int, Advert]) -> None:
+def require_adverts_signed(session: Session, keys: Keys, adverts: Mapping[int, Advert]) -> None:
     """Refuse keys that their enrolled owners did not sign for this session: the committee could be the server's own."""
     signed = dict[int, tuple[bytes, bytes]]()
     for place, advert in adverts.items():
         member = session.members[place]
         statement = sessions.advert_statement(session, member, advert.key)
         signed[session.rank(member)] = statement, advert.signature
-    require_signed(session, roster, signed)
+    require_signed(session, keys, signed)
+
+
+def require_order(agreed: Mapping[int, bytes]) -> None:
+    """Refuse members' keys of low order, whatever the library says: everyone would know the pads of their boxes."""
+    if any(not any(shared) for shared in agreed.values()):
+        raise PeerError("a public key must not have low order")
 
 
 def require_model(request: Request, model: bytes) -> None:
@@ -37,14 +44,14 @@ def require_model(request: Request, model: bytes) -> None:
 
 
 def require_contributions_signed(
-    session: Session, roster: Roster, context: bytes, keys: Mapping[int, SignedKey]
+    session: Session, keys: Keys, context: bytes, contributed: Mapping[int, SignedKey]
 ) -> None:
     """Refuse keys that their clients did not sign: with keys of its own the server would open one client alone."""
     signed = dict[int, tuple[bytes, bytes]]()
-    for rank, each in keys.items():
+    for rank, each in contributed.items():
         bound = context, session.cohort[rank], each.key, each.position
         signed[rank] = sessions.contribution_statement(session, *bound), each.signature
-    require_signed(session, roster, signed)
+    require_signed(session, keys, signed)
 
 
 def require_after_charge(before: Position | None, position: Position | None) -> None:
@@ -59,19 +66,21 @@ def require_after_charge(before: Position | None, position: Position | None) -> 
 
 
 def not_later(
-    session: Session, roster: Roster, survivors: Survivors, known: Mapping[int, Position]
+    session: Session, keys: Keys, survivors: Survivors, known: Mapping[ClientId, Position]
 ) -> dict[int, Position]:
     """Return the remembered positions, by rank, of those who do not say that they have come further since.
 
     What its owner did not sign is ignored: a colluder could plant it, and stop every attempt by it.
     """
-    return {
-        rank: known[rank]
-        for rank, signed in survivors.signed.items()
-        if rank in known
-        and (signed.position is None or signed.position.count <= known[rank].count)
-        and is_own(roster, session.cohort[rank], known[rank])
-    }
+    found = dict[int, Position]()
+    for rank, signed in survivors.signed.items():
+        name = session.cohort[rank]
+        met = known.get(keys.identity(name))
+        if met is None or (signed.position is not None and signed.position.count > met.count):
+            continue
+        if is_own(keys, name, met):
+            found[rank] = met
+    return found
 
 
 def require_one_statement(signed: bytes, statement: bytes) -> None:
@@ -80,15 +89,13 @@ def require_one_statement(signed: bytes, statement: bytes) -> None:
         raise PeerError("a member signs one set of survivors")
 
 
-def require_certificate(
-    session: Session, roster: Roster, statement: bytes, signatures: Mapping[int, bytes]
-) -> None:
+def require_certificate(session: Session, keys: Keys, statement: bytes, signers: Mapping[int, Signer]) -> None:
     """Refuse to open what too few members have signed: two certificates share an honest member, and it signs once."""
     least = session.committee.certificate
-    if not statement or len(signatures) < least:
-        raise PeerError(f"at least {least} members must have signed, got {len(signatures)}")
-    signers = {session.rank(session.members[place]): signature for place, signature in signatures.items()}
-    require_signed(session, roster, {rank: (statement, signature) for rank, signature in signers.items()})
+    if not statement or len(signers) < least:
+        raise PeerError(f"at least {least} members must have signed, got {len(signers)}")
+    ranked = {session.rank(session.members[place]): each.signature for place, each in signers.items()}
+    require_signed(session, keys, {rank: (statement, signature) for rank, signature in ranked.items()})
 
 
 def require_opened(trace: bytes) -> None:

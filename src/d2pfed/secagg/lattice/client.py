@@ -21,6 +21,7 @@ from d2pfed.numerics.randomness import KEY_BYTES, Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg import crypto, wire
 from d2pfed.secagg.checks import enrolled, require_in_chain, require_quorum, ring_copy
+from d2pfed.secagg.heads import Certificate, Certified, SlotEnrolment
 from d2pfed.secagg.lattice import checks, masks, messages
 from d2pfed.secagg.lattice import field as fields
 from d2pfed.secagg.lattice import session as sessions
@@ -28,8 +29,10 @@ from d2pfed.secagg.lattice.field import PRIME, Elements
 from d2pfed.secagg.lattice.messages import Advert, Contribution, Opened, RequestBody, SignedKey
 from d2pfed.secagg.lattice.session import SEED_ELEMENTS, Request, Session
 from d2pfed.secagg.pairwise.messages import Invitation, decode_invitation
-from d2pfed.secagg.roster import POSITION_BYTES, Enrolment, History, Position, unpack_position
+from d2pfed.secagg.roster import POSITION_BYTES, Enrolment, History, Keys, Position, unpack_position
 from d2pfed.secagg.wire import ClientId, MessageKind, Reader
+
+_NAME_BYTES = 8  # of an identity or a rank, in what a member keeps
 
 # From the bytes of task and model to the vector to be summed and where the log stands after the charge. It writes the
 # charge, durably, before it touches any data, and refuses a second one of this attempt.
@@ -40,17 +43,25 @@ Record = Callable[[bytes], None]
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """What a client has in every exchange of an attempt; `signed` is what a signed session needs."""
+    """What a client has in every exchange of an attempt; `signed` is what a signed session needs.
+
+    `name` is what the session calls it: its identity, or its slot.
+    """
 
     session: Session
     client: ClientId
-    enrolment: Enrolment | None = None
+    enrolment: Enrolment | SlotEnrolment | None = None
     history: History | None = None
+    name: ClientId = field(init=False)
     rank: int = field(init=False)
-    signed: tuple[Enrolment, History] | None = field(init=False)
+    signed: tuple[Enrolment | SlotEnrolment, History] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rank", self.session.rank(self.client))
+        if self.session.is_by_slot != isinstance(self.enrolment, SlotEnrolment):
+            raise ConfigError("a session by slots is for clients that hold the head of a roster, and no other is")
+        name = self.client if self.enrolment is None else self.enrolment.roster.name(self.client)
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "rank", self.session.rank(name))
         signed = enrolled(self.session.roster_digest, self.client, self.enrolment, self.history)
         if signed is None and (self.enrolment is not None or self.history is not None):
             raise ConfigError("nobody signs in a session without a roster, got an enrolment or a history")
@@ -75,28 +86,34 @@ class Participant:
         request, adverts = messages.read_request(self.session, body)
         checks.require_members(self.session, adverts)
         if self.enrolment is not None:
-            checks.require_adverts_signed(self.session, self.enrolment.roster, adverts)
-        for advert in adverts.values():
-            crypto.require_order(advert.key)
+            keys = self._keys({self.session.members[place]: each.certificate for place, each in adverts.items()})
+            checks.require_adverts_signed(self.session, keys, adverts)
+        own = crypto.Agreement(entropy.child("key").key)
+        agreed = {place: own.agree(advert.key) for place, advert in adverts.items()}
+        checks.require_order(agreed)
         checks.require_model(request, model)
         contributed, position = contribute(request.task, model)
         checks.require_after_charge(None if self.history is None else self.history.position, position)
         vector = ring_copy(self.session.ring, self.session.dimension, contributed)
-        contribution = self._mask(request, vector, position, entropy)
+        bound = request.context, self.name, own.public, position
+        signature = self.sign(sessions.contribution_statement(self.session, *bound))
+        signed = SignedKey(own.public, position, signature)
+        contribution = self._mask(request, vector, signed, agreed, entropy)
         return messages.encode_contribution(self.session, self.rank, contribution)
 
     def convene(self, invitation: bytes, entropy: Entropy) -> tuple[bytes, "Member"]:
         """Answer an invitation as a member of the committee; `entropy` is used once, here."""
-        session, client = self.session, self.client
-        if client not in session.members:
-            raise PeerError(f"client {client} is not in the committee that it has computed")
+        session, name = self.session, self.name
+        if name not in session.members:
+            raise PeerError(f"client {self.client} is not in the committee that it has computed")
         self._check_invitation(decode_invitation(invitation, self.depth))
-        secret = entropy.child("d2pfed lattice member", session.digest, client).key
+        secret = entropy.child("d2pfed lattice member", session.digest, name).key
         public = crypto.Agreement(secret).public
-        advert = Advert(public, self.sign(sessions.advert_statement(session, client, public)))
+        advert = Advert(public, self.sign(sessions.advert_statement(session, name, public)))
         known = {} if self.history is None else self.history.known
-        met = {rank: known[name] for rank, name in enumerate(session.cohort) if name in known}
-        return wire.message(session, MessageKind.LATTICE_ADVERT, self.rank, advert.pack()), Member(secret, met)
+        if not session.is_by_slot:  # behind slots may be anyone whom it has met
+            known = {client: known[client] for client in session.cohort if client in known}
+        return wire.message(session, MessageKind.LATTICE_ADVERT, self.rank, advert.pack()), Member(secret, known)
 
     def agree(self, member: "Member", data: bytes, record: Record) -> "MemberAnswer":
         """Sign one set of survivors, or name those whom this member has met later than they say they are."""
@@ -109,22 +126,27 @@ class Participant:
         agreed = replace(member, statement=statement, context=survivors.context, keys=keys)
         if self.enrolment is None:
             return self._open(agreed)
-        roster = self.enrolment.roster
-        checks.require_contributions_signed(session, roster, survivors.context, survivors.signed)
-        claims = checks.not_later(session, roster, survivors, member.known)
+        known = self._keys({session.cohort[other]: each.certificate for other, each in survivors.signed.items()})
+        checks.require_contributions_signed(session, known, survivors.context, survivors.signed)
+        claims = checks.not_later(session, known, survivors, member.known)
         if claims:
             return MemberAnswer(messages.encode_claims(session, rank, claims), member)
         record(statement)
         answer = wire.message(session, MessageKind.LATTICE_SIGNATURE, rank, self.sign(statement))
-        met = {session.cohort[other]: each.position for other, each in survivors.signed.items() if each.position}
+        met = {
+            known.identity(session.cohort[other]): each.position
+            for other, each in survivors.signed.items()
+            if each.position
+        }
         return MemberAnswer(answer, agreed, met)
 
     def open(self, member: "Member", data: bytes) -> "MemberAnswer":
         """Open what a certificate shows that enough members have signed; from then on there is no key."""
         if self.enrolment is None:
             raise PeerError("nothing is certified where nobody is enrolled")
-        signatures = messages.decode_certificate(self.session, self.rank, data)
-        checks.require_certificate(self.session, self.enrolment.roster, member.statement, signatures)
+        signers = messages.decode_certificate(self.session, self.rank, data)
+        keys = self._keys({self.session.members[place]: each.certificate for place, each in signers.items()})
+        checks.require_certificate(self.session, keys, member.statement, signers)
         return self._open(member)
 
     def trace(self, member: "Member", data: bytes) -> bytes:
@@ -133,32 +155,42 @@ class Participant:
         checks.require_opened(member.trace)
         return member.trace
 
+    def _keys(self, shown: Mapping[ClientId, Certificate | None]) -> Keys:
+        """Return the keys that this client goes by: those of its roster, or those that certificates show."""
+        if self.enrolment is None:
+            raise ConfigError("nobody has keys in a session without a roster")
+        roster = self.enrolment.roster
+        if not isinstance(roster, Certified):
+            return roster
+        return roster.admit({slot: each for slot, each in shown.items() if each is not None})
+
     def _check_invitation(self, invitation: Invitation) -> None:
         """Refuse an invitation to another session, or one that shows that this client was rolled back."""
-        invitation.require_agreed(self.session, self.client)
+        invitation.require_agreed(self.session, self.name)
         if self.signed is not None:
             require_in_chain(*self.signed, self.client, invitation.remembered, "the server")
 
     def _mask(
-        self, request: Request, vector: RingVector, position: Position | None, entropy: Entropy
+        self,
+        request: Request,
+        vector: RingVector,
+        signed: SignedKey,
+        agreed: Mapping[int, bytes],
+        entropy: Entropy,
     ) -> Contribution:
         """Hide a vector in place behind A s and a veil, and share what takes them off in a box for each member."""
-        session, client, context = self.session, self.client, request.context
+        session, client, context = self.session, self.name, request.context
         secret = masks.draw_secret(session, entropy.child("secret"))
         seed = fields.elements(entropy.child("seed").stream(), SEED_ELEMENTS)
-        own = crypto.Agreement(entropy.child("key").key)
         masks.add_product(session, context, vector, secret)
         session.ring.add_masks_into(vector, [masks.veil(context, client, fields.pack(seed))], [])
         shares = masks.split(session, secret, seed, entropy.child("shares").stream())
         boxes = list[Elements]()
         for place in sorted(request.keys):
-            shared, member = own.agree(request.keys[place]), session.members[place]
-            boxes.append((shares[place] + masks.pads(session, shared, context, client, member)) % PRIME)
-        signature = self.sign(sessions.contribution_statement(session, context, client, own.public, position))
+            pads = masks.pads(session, agreed[place], context, client, session.members[place])
+            boxes.append((shares[place] + pads) % PRIME)
         commitment = sessions.commitment(context, client, fields.pack(seed))
-        return Contribution(
-            context, SignedKey(own.public, position, signature), commitment, np.array(boxes), vector
-        )
+        return Contribution(context, signed, commitment, np.array(boxes), vector)
 
     def _open(self, member: "Member") -> "MemberAnswer":
         if member.opening:
@@ -169,7 +201,7 @@ class Participant:
         sums, seeds, combined = np.zeros(count, np.int64), list[int](), list[int]()
         for rank in sorted(member.keys):
             shared, client = own.agree(member.keys[rank]), session.cohort[rank]
-            pads = masks.pads(session, shared, member.context, client, self.client)
+            pads = masks.pads(session, shared, member.context, client, self.name)
             sums += pads[:count]
             seeds.append(int(pads[count]))
             combined.append(int(pads @ coefficients % PRIME))
@@ -184,9 +216,7 @@ class Member:
     """What a member keeps between exchanges, in volatile storage: a key until it has opened, its answers afterwards."""
 
     secret: bytes = field(default=b"", repr=False)
-    known: Mapping[int, Position] = field(
-        default_factory=dict
-    )  # by rank: where it had met clients before its advert
+    known: Mapping[ClientId, Position] = field(default_factory=dict)  # where it had met clients before its advert
     statement: bytes = b""  # what it has signed
     context: bytes = b""
     keys: Mapping[int, bytes] = field(default_factory=dict)  # of the survivors, by rank
@@ -195,25 +225,29 @@ class Member:
 
     def encode(self, session: Session, client: ClientId) -> bytes:
         """Return the bytes to keep; whoever restores old ones breaks the guarantee."""
-        known = b"".join(wire.pack_integer(rank, 4) + self.known[rank].pack() for rank in sorted(self.known))
-        keys = b"".join(wire.pack_integer(rank, 4) + self.keys[rank] for rank in sorted(self.keys))
+        known = _pack_named({other: self.known[other].pack() for other in self.known})
+        keys = _pack_named(self.keys)
         parts = self.secret, known, self.statement, self.context, keys, self.opening, self.trace
         sized = (wire.pack_integer(len(part), 4) + part for part in parts)
-        return wire.message(session, MessageKind.SAVED_LATTICE_MEMBER, session.rank(client), *sized)
+        return wire.frame(MessageKind.SAVED_LATTICE_MEMBER, session.digest, client, *sized)
 
     @staticmethod
     def decode(session: Session, client: ClientId, data: bytes) -> "Member":
         """Read the bytes that were kept."""
-        with wire.opened(session, MessageKind.SAVED_LATTICE_MEMBER, session.rank(client), data) as reader:
+        with wire.unframe(data, MessageKind.SAVED_LATTICE_MEMBER, session.digest, client) as reader:
             secret, known, *parts = (reader.take(reader.integer(4)) for _ in range(7))
         statement, context, keys, opening, trace = parts
-        positions = {rank: unpack_position(packed) for rank, packed in _by_rank(known, POSITION_BYTES).items()}
-        return Member(secret, positions, statement, context, _by_rank(keys, KEY_BYTES), opening, trace)
+        positions = {other: unpack_position(packed) for other, packed in _named(known, POSITION_BYTES).items()}
+        return Member(secret, positions, statement, context, _named(keys, KEY_BYTES), opening, trace)
 
 
-def _by_rank(packed: bytes, size: int) -> dict[int, bytes]:
+def _pack_named(records: Mapping[int, bytes]) -> bytes:
+    return b"".join(wire.pack_integer(name, _NAME_BYTES) + records[name] for name in sorted(records))
+
+
+def _named(packed: bytes, size: int) -> dict[int, bytes]:
     with Reader(memoryview(packed)) as reader:
-        return {reader.integer(4): reader.take(size) for _ in range(len(packed) // (4 + size))}
+        return {reader.integer(_NAME_BYTES): reader.take(size) for _ in range(len(packed) // (_NAME_BYTES + size))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """The messages of the lattice protocol, kinds 17 to 25: what each carries, as bytes and back."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from d2pfed.errors import PeerError
 from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg import wire
 from d2pfed.secagg.crypto import PUBLIC_BYTES, SIGNATURE_BYTES
 from d2pfed.secagg.draws import Opening
+from d2pfed.secagg.heads import Certificate, read_certificate
 from d2pfed.secagg.lattice import field as fields
 from d2pfed.secagg.lattice.field import ELEMENT_BYTES, Elements
 from d2pfed.secagg.lattice.session import Request, Session
@@ -21,23 +22,28 @@ NO_SIGNATURE = bytes(SIGNATURE_BYTES)  # of a member that does not sign, and say
 
 @dataclass(frozen=True, slots=True)
 class Advert:
-    """A member's key in this attempt, and its signature (no bytes where nobody is enrolled)."""
+    """A member's key in this attempt, its signature (no bytes where nobody is enrolled), and its certificate.
+
+    The server adds the certificate, where clients are named by slots.
+    """
 
     key: bytes
     signature: bytes = b""
+    certificate: Certificate | None = None
 
     def pack(self) -> bytes:
         """Return the advert's bytes."""
-        return self.key + self.signature
+        return self.key + self.signature + _packed(self.certificate)
 
 
 @dataclass(frozen=True, slots=True)
 class SignedKey:
-    """A client's key, where its log stood, and its signature of both."""
+    """A client's key, where its log stood, its signature of both, and the certificate that the server adds."""
 
     key: bytes
     position: Position | None = None
     signature: bytes = b""
+    certificate: Certificate | None = None
 
     @property
     def proof(self) -> bytes:
@@ -63,6 +69,14 @@ class Survivors:
     context: bytes
     nonce: bytes
     signed: Mapping[int, SignedKey]
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """A member's signature of an opening, and its certificate where clients are named by slots."""
+
+    signature: bytes
+    certificate: Certificate | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,11 +108,22 @@ def encode_request(
     remembered: Position | None,
 ) -> bytes:
     """Ask a client for its contribution."""
-    session, invitation = request.session, pack_invitation(request.session, opening, remembered)
+    return encode_requested(request, rank, pack_request(request, adverts), opening, remembered)
+
+
+def pack_request(request: Request, adverts: Mapping[int, Advert]) -> bytes:
+    """Return what is the same in the requests to all clients: all but the invitation."""
     packed = {place: advert.pack() for place, advert in adverts.items()}
     task = wire.pack_integer(len(request.task), 4), request.task, request.model_digest
-    parts = invitation, wire.pack_ranked(session.committee.size, packed), *task
-    return wire.message(session, MessageKind.LATTICE_REQUEST, rank, *parts)
+    return b"".join((wire.pack_ranked(request.session.committee.size, packed), *task))
+
+
+def encode_requested(
+    request: Request, rank: int, packed: bytes, opening: Opening | None, remembered: Position | None
+) -> bytes:
+    """Ask a client for its contribution, by what `pack_request` has returned."""
+    invitation = pack_invitation(request.session, opening, remembered)
+    return wire.message(request.session, MessageKind.LATTICE_REQUEST, rank, invitation, packed)
 
 
 def decode_request(data: bytes, depth: int | None) -> RequestBody:
@@ -111,7 +136,10 @@ def read_request(session: Session, body: RequestBody) -> tuple[Request, dict[int
     """Read which members are there, with their adverts, and what is to be trained."""
     with Reader(memoryview(body.rest)) as reader:
         places = wire.ranks_of(reader.subset(session.committee.size))
-        adverts = {place: read_advert(session, reader) for place in places}
+        adverts = {
+            place: replace(read_advert(session, reader), certificate=_read_certificate(session, reader))
+            for place in places
+        }
         keys = {place: advert.key for place, advert in adverts.items()}
         return Request(session, keys, reader.take(reader.integer(4)), reader.take(BINDING_BYTES)), adverts
 
@@ -135,9 +163,13 @@ def decode_contribution(session: Session, rank: int, members: int, data: bytes) 
 
 def encode_survivors(session: Session, rank: int, survivors: Survivors) -> bytes:
     """Tell a member whose vectors arrived."""
-    packed = {other: each.key + each.proof for other, each in survivors.signed.items()}
-    listed = wire.pack_ranked(len(session.cohort), packed)
-    return wire.message(session, MessageKind.LATTICE_SURVIVORS, rank, survivors.context, survivors.nonce, listed)
+    return wire.message(session, MessageKind.LATTICE_SURVIVORS, rank, pack_survivors(session, survivors))
+
+
+def pack_survivors(session: Session, survivors: Survivors) -> bytes:
+    """Return the body that all members are told whose vectors arrived with."""
+    packed = {other: _packed(each.certificate) + each.key + each.proof for other, each in survivors.signed.items()}
+    return survivors.context + survivors.nonce + wire.pack_ranked(len(session.cohort), packed)
 
 
 def decode_survivors(session: Session, rank: int, data: bytes) -> Survivors:
@@ -145,7 +177,11 @@ def decode_survivors(session: Session, rank: int, data: bytes) -> Survivors:
     with wire.opened(session, MessageKind.LATTICE_SURVIVORS, rank, data) as reader:
         context, nonce = reader.take(CONTEXT_BYTES), reader.take(NONCE_BYTES)
         present = wire.ranks_of(reader.subset(len(session.cohort)))
-        signed = {other: _read_signed(session, reader, reader.take(PUBLIC_BYTES)) for other in present}
+        signed = dict[int, SignedKey]()
+        for other in present:
+            certificate = _read_certificate(session, reader)
+            key = _read_signed(session, reader, reader.take(PUBLIC_BYTES))
+            signed[other] = replace(key, certificate=certificate)
     return Survivors(context, nonce, signed)
 
 
@@ -168,17 +204,22 @@ def decode_signature(session: Session, rank: int, data: bytes) -> bytes | dict[i
     return claims
 
 
-def encode_certificate(session: Session, rank: int, signatures: Mapping[int, bytes]) -> bytes:
+def encode_certificate(session: Session, rank: int, signers: Mapping[int, Signer]) -> bytes:
     """Show a member who has signed, by place."""
-    packed = wire.pack_ranked(session.committee.size, signatures)
+    signed = {place: _packed(each.certificate) + each.signature for place, each in signers.items()}
+    packed = wire.pack_ranked(session.committee.size, signed)
     return wire.message(session, MessageKind.LATTICE_CERTIFICATE, rank, packed)
 
 
-def decode_certificate(session: Session, rank: int, data: bytes) -> dict[int, bytes]:
+def decode_certificate(session: Session, rank: int, data: bytes) -> dict[int, Signer]:
     """Read the signatures, by place."""
     with wire.opened(session, MessageKind.LATTICE_CERTIFICATE, rank, data) as reader:
         places = wire.ranks_of(reader.subset(session.committee.size))
-        return {place: reader.take(SIGNATURE_BYTES) for place in places}
+        found = dict[int, Signer]()
+        for place in places:
+            certificate = _read_certificate(session, reader)
+            found[place] = Signer(reader.take(SIGNATURE_BYTES), certificate)
+    return found
 
 
 def encode_opening(session: Session, rank: int, opened: Opened) -> bytes:
@@ -214,6 +255,14 @@ def contribution_bytes(session: Session, members: int) -> int:
 
 def _read_elements(reader: Reader, count: int) -> Elements:
     return fields.unpack(reader.take(count * ELEMENT_BYTES))
+
+
+def _packed(certificate: Certificate | None) -> bytes:
+    return b"" if certificate is None else certificate.pack()
+
+
+def _read_certificate(session: Session, reader: Reader) -> Certificate | None:
+    return read_certificate(reader) if session.is_by_slot else None
 
 
 def _read_signed(session: Session, reader: Reader, key: bytes) -> SignedKey:

@@ -31,16 +31,23 @@ class MaskedTotal:
     """The sum of the survivors' masked vectors and what is needed to open it, by rank."""
 
     request: Request
+    identities: tuple[ClientId, ...]  # of the cohort
     nonce: bytes
     keys: Mapping[int, bytes]
     boxes: Mapping[int, Boxes] = field(repr=False)
     commitments: Mapping[int, bytes] = field(repr=False)
     total: RingVector = field(repr=False)
+    statement: bytes = field(init=False)  # what members sign before they open it
+
+    def __post_init__(self) -> None:
+        request = self.request
+        statement = sessions.opening_statement(request.session, request.context, self.nonce, self.keys)
+        object.__setattr__(self, "statement", statement)
 
     @property
-    def statement(self) -> bytes:
-        """Return what members sign before they open it."""
-        return sessions.opening_statement(self.request.session, self.request.context, self.nonce, self.keys)
+    def survivors(self) -> tuple[ClientId, ...]:
+        """Return whose vectors are in the sum."""
+        return tuple(self.identities[rank] for rank in sorted(self.keys))
 
 
 class Opener:
@@ -107,9 +114,10 @@ class Opener:
         ranks, places = np.flatnonzero(clients), np.flatnonzero(members)
         found = set[ClientId]()  # of more than can collude some are honest: then nobody is named
         if len(ranks) <= max(1, session.colluders):
-            found |= set(session.names(self._ranks[survivor] for survivor in ranks))
+            found |= {self._total.identities[self._ranks[survivor]] for survivor in ranks}
         if len(places) <= max(1, session.committee.colluders):
-            found |= {session.members[self.answered[index]] for index in places}
+            members = (session.members[self.answered[index]] for index in places)
+            found |= {self._total.identities[session.rank(member)] for member in members}
         return tuple(sorted(found))
 
     def _void(self, text: str) -> TooFewClients:
@@ -117,7 +125,8 @@ class Opener:
 
         More clients than can collude do not fail unless members lie: then none is left out for it.
         """
-        blamed, suspects = set(self.blamed()), self._session.names(self._ranks[each] for each in self._failed)
+        identities, failed = self._total.identities, sorted(self._failed)
+        blamed, suspects = set(self.blamed()), [identities[self._ranks[each]] for each in failed]
         if len(suspects) <= max(1, self._session.colluders):
             blamed |= set(suspects)
         if suspects:

@@ -7,7 +7,7 @@ closed. What fails before is not charged by the server; what fails after it is.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,9 +16,10 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import crypto, wire
 from d2pfed.secagg.checks import require_context, require_current_claim, require_later_position, require_signed
 from d2pfed.secagg.draws import Opening as DrawOpening
+from d2pfed.secagg.heads import Certificate, CertifiedRoster
 from d2pfed.secagg.lattice import checks, messages
 from d2pfed.secagg.lattice.field import Elements
-from d2pfed.secagg.lattice.messages import Advert, Opened, SignedKey, Survivors
+from d2pfed.secagg.lattice.messages import Advert, Opened, SignedKey, Signer, Survivors
 from d2pfed.secagg.lattice.opening import Boxes, MaskedTotal, Opener
 from d2pfed.secagg.lattice.session import Request, Session
 from d2pfed.secagg.pairwise.messages import encode_invitation
@@ -33,27 +34,39 @@ class Invitations:
 
     Attributes:
         session: what is agreed on.
-        roster: who is enrolled; None where nobody is.
+        roster: who is enrolled, with all certificates where clients are named by slots; None where nobody is.
         opening: proof of the draw, where cohorts are drawn verifiably.
         remembered: where the server has met each client last.
         excluded: clients that were found to cheat in this run; they count as dropped out.
+        identities: those of the cohort, by rank. The server's callers know no slots.
     """
 
     session: Session
-    roster: Roster | None = None
+    roster: Roster | CertifiedRoster | None = None
     opening: DrawOpening | None = None
     remembered: Mapping[ClientId, Position] = field(default_factory=dict)
     excluded: Collection[ClientId] = ()
+    identities: tuple[ClientId, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        digest = None if self.roster is None else self.roster.digest
-        if self.session.is_signed != (digest == self.session.roster_digest):
+        session, roster = self.session, self.roster
+        digest = None if roster is None else roster.digest
+        if session.is_signed != (digest == session.roster_digest):
             raise ConfigError("a signed session belongs to the roster of its clients, and no other has one")
+        if session.is_by_slot != isinstance(roster, CertifiedRoster):
+            raise ConfigError("a session by slots needs its roster's certificates, and no other has some")
+        identities = session.cohort if roster is None else tuple(map(roster.identity, session.cohort))
+        object.__setattr__(self, "identities", identities)
 
-    def asked(self, clients: Collection[ClientId]) -> Subset:
-        """Return these clients without those that cheated, as a subset of the cohort."""
-        ranks = [self.session.rank(client) for client in clients if client not in self.excluded]
-        return subset_of(len(self.session.cohort), ranks)
+    def asked(self, names: Collection[ClientId]) -> Subset:
+        """Return those of these names that did not cheat, as a subset of the cohort."""
+        ranks = [self.session.rank(name) for name in names]
+        left = [rank for rank in ranks if self.identities[rank] not in self.excluded]
+        return subset_of(len(self.session.cohort), left)
+
+    def certificate(self, name: ClientId) -> Certificate | None:
+        """Return the certificate of a slot; None where clients are named by their identities."""
+        return self.roster.certificate(name) if isinstance(self.roster, CertifiedRoster) else None
 
 
 class Convening:
@@ -64,26 +77,27 @@ class Convening:
         self._adverts: dict[int, Advert] = {}
         session, opening, remembered = invitations.session, invitations.opening, invitations.remembered
         self.outbox = Outbox(
-            session.cohort,
+            invitations.identities,
             invitations.asked(session.members),
-            lambda rank: encode_invitation(session, rank, opening, remembered.get(session.cohort[rank])),
+            lambda rank: encode_invitation(session, rank, opening, remembered.get(invitations.identities[rank])),
         )
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a member's advert."""
         session, roster, rank = self._invitations.session, self._invitations.roster, self.outbox.admit(client)
         with wire.opened(session, MessageKind.LATTICE_ADVERT, rank, data) as reader:
-            advert, place = messages.read_advert(session, reader), session.place(client)
+            advert, place = messages.read_advert(session, reader), session.place(session.cohort[rank])
         if roster is not None:
             checks.require_adverts_signed(session, roster, {place: advert})
         crypto.require_order(advert.key)
-        self._adverts[place] = advert
+        self._adverts[place] = replace(advert, certificate=self._invitations.certificate(session.cohort[rank]))
 
     def close(self, task: bytes, model_digest: bytes) -> "Contributing":
         """Go on with the members that are there."""
         session, least = self._invitations.session, self._invitations.session.committee.least
         if len(self._adverts) < least:
-            there = tuple(session.members[place] for place in sorted(self._adverts))
+            ranks = [session.rank(session.members[place]) for place in sorted(self._adverts)]
+            there = tuple(self._invitations.identities[rank] for rank in ranks)
             raise TooFewClients(
                 f"at least {least} members of the committee must be there, got {len(there)}", there
             )
@@ -97,16 +111,17 @@ class Contributing:
     def __init__(self, invitations: Invitations, request: Request, adverts: Mapping[int, Advert]) -> None:
         self._invitations, self._request, self._adverts = invitations, request, adverts
         session, opening, remembered = invitations.session, invitations.opening, invitations.remembered
+        packed = messages.pack_request(request, adverts)
         self._total = np.zeros(session.dimension, np.uint32)
         self._signed: dict[int, SignedKey] = {}
         self._boxes: dict[int, Boxes] = {}
         self._commitments: dict[int, bytes] = {}
         self.positions: dict[ClientId, Position] = {}  # where clients stand, for the server to remember
         self.outbox = Outbox(
-            session.cohort,
+            invitations.identities,
             invitations.asked(session.cohort),
-            lambda rank: messages.encode_request(
-                request, rank, adverts, opening, remembered.get(session.cohort[rank])
+            lambda rank: messages.encode_requested(
+                request, rank, packed, opening, remembered.get(invitations.identities[rank])
             ),
         )
 
@@ -119,29 +134,30 @@ class Contributing:
         crypto.require_order(signed.key)
         if roster is not None and position is not None:
             checks.require_contributions_signed(session, roster, said.context, {rank: signed})
-            verify_position(position, roster.key(client), roster.authority, client)
+            verify_position(position, roster.key(session.cohort[rank]), roster.authority, client)
             require_later_position(client, position, known.remembered.get(client))
             self.positions[client] = position
-        session.ring.add_into(self._total, said.vector)
-        self._signed[rank] = signed
+        self._total += said.vector  # 32-bit words overflow harmlessly: the ring divides them
+        self._signed[rank] = replace(signed, certificate=known.certificate(session.cohort[rank]))
         self._boxes[rank] = said.boxes.astype(np.uint16)  # a cohort's are kept until the end
         self._commitments[rank] = said.commitment
 
     def close(self, entropy: Entropy) -> "Agreeing":
         """Settle who has survived; it is final. `entropy` is used once, here."""
-        session = self._invitations.session
-        left = session.names(self._signed)
+        session, identities = self._invitations.session, self._invitations.identities
+        left = tuple(identities[rank] for rank in sorted(self._signed))
         if len(left) < session.quorum:
             raise TooFewClients(f"at least {session.quorum} clients must be left, got {len(left)}", left)
         total = MaskedTotal(
             request=self._request,
+            identities=identities,
             nonce=entropy.child("d2pfed lattice nonce", session.digest).key,
             keys={rank: each.key for rank, each in self._signed.items()},
             boxes=self._boxes,
             commitments=self._commitments,
-            total=self._total,
+            total=self._total & np.uint32(session.ring.modulus - 1),
         )
-        return Agreeing(total, self._signed, self._invitations.roster, entropy)
+        return Agreeing(total, self._signed, self._invitations, entropy)
 
 
 class Agreeing:
@@ -151,33 +167,34 @@ class Agreeing:
     """
 
     def __init__(
-        self, total: MaskedTotal, signed: Mapping[int, SignedKey], roster: Roster | None, entropy: Entropy
+        self, total: MaskedTotal, signed: Mapping[int, SignedKey], invitations: Invitations, entropy: Entropy
     ) -> None:
-        self._total, self._roster, self._entropy = total, roster, entropy
+        self._total, self._invitations, self._entropy = total, invitations, entropy
         self._survivors = survivors = Survivors(total.request.context, total.nonce, signed)
-        self._signatures: dict[int, bytes] = {}
+        self._signers: dict[int, Signer] = {}
         self.claims: dict[ClientId, Position] = {}
-        session = total.request.session
-        self.survivors = session.names(signed)  # whose vectors are in the sum
+        session, packed = total.request.session, messages.pack_survivors(total.request.session, survivors)
+        self.survivors = total.survivors
         self.outbox = Outbox(
-            session.cohort,
-            session.seated(() if roster is None else total.request.keys),
-            lambda rank: messages.encode_survivors(session, rank, survivors),
+            total.identities,
+            session.seated(total.request.keys if session.is_signed else ()),
+            lambda rank: wire.message(session, MessageKind.LATTICE_SURVIVORS, rank, packed),
         )
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a member's signature, or its claims."""
-        session, roster, rank = self._total.request.session, self._roster, self.outbox.admit(client)
+        session, roster, rank = self._total.request.session, self._invitations.roster, self.outbox.admit(client)
         if roster is None:
             raise PeerError("nobody signs where nobody is enrolled")
         said = messages.decode_signature(session, rank, data)
         if isinstance(said, bytes):
             require_signed(session, roster, {rank: (self._total.statement, said)})
-            self._signatures[session.place(client)] = said
+            name = session.cohort[rank]
+            self._signers[session.place(name)] = Signer(said, self._invitations.certificate(name))
             return
         for other, claim in said.items():
-            name, shown = session.cohort[other], self._survivors.signed.get(other)
-            verify_position(claim, roster.key(name), roster.authority, name)
+            name, shown = self._total.identities[other], self._survivors.signed.get(other)
+            verify_position(claim, roster.key(session.cohort[other]), roster.authority, name)
             require_current_claim(name, claim, None if shown is None else shown.position)
             if name not in self.claims or claim.count > self.claims[name].count:
                 self.claims[name] = claim
@@ -185,35 +202,35 @@ class Agreeing:
     def close(self) -> "Opening":
         """Go on if enough members have signed."""
         least = self._total.request.session.committee.certificate
-        if self._roster is not None and len(self._signatures) < least:
-            raise TooFewClients(f"at least {least} members must sign the survivors, got {len(self._signatures)}")
-        return Opening(self._total, self._survivors, self._signatures, self._entropy)
+        if self._invitations.roster is not None and len(self._signers) < least:
+            raise TooFewClients(f"at least {least} members must sign the survivors, got {len(self._signers)}")
+        return Opening(self._total, self._survivors, self._signers, self._entropy)
 
 
 class Opening:
     """Fourth exchange: members give the sums of their pads."""
 
     def __init__(
-        self, total: MaskedTotal, survivors: Survivors, signatures: Mapping[int, bytes], entropy: Entropy
+        self, total: MaskedTotal, survivors: Survivors, signers: Mapping[int, Signer], entropy: Entropy
     ) -> None:
         self._total, self._entropy = total, entropy
         self._answers: dict[int, Opened] = {}
         session = total.request.session
-        self.survivors = session.names(survivors.signed)  # whose vectors are in the sum
+        self.survivors = total.survivors
 
         def request(rank: int) -> bytes:
             if session.is_signed:
-                return messages.encode_certificate(session, rank, signatures)
+                return messages.encode_certificate(session, rank, signers)
             return messages.encode_survivors(session, rank, survivors)
 
-        asked = session.seated(signatures if session.is_signed else total.request.keys)
-        self.outbox = Outbox(session.cohort, asked, request)
+        asked = session.seated(signers if session.is_signed else total.request.keys)
+        self.outbox = Outbox(total.identities, asked, request)
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a member's pads."""
         session, rank = self._total.request.session, self.outbox.admit(client)
         opened = messages.decode_opening(session, rank, len(self.survivors), data)
-        self._answers[session.place(client)] = opened
+        self._answers[session.place(session.cohort[rank])] = opened
 
     def close(self) -> "Sum | Tracing":
         """Return the sum, or the exchange that finds who spoilt it."""
@@ -233,7 +250,7 @@ class Tracing:
         self._traces: dict[int, Elements] = {}
         session = total.request.session
         self.outbox = Outbox(
-            session.cohort,
+            total.identities,
             session.seated(opener.answered),
             lambda rank: wire.message(session, MessageKind.LATTICE_TRACE_REQUEST, rank),
         )
@@ -241,7 +258,8 @@ class Tracing:
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a member's combined pads."""
         session, rank = self._total.request.session, self.outbox.admit(client)
-        self._traces[session.place(client)] = messages.decode_trace(session, rank, len(self._total.keys), data)
+        combined = messages.decode_trace(session, rank, len(self._total.keys), data)
+        self._traces[session.place(session.cohort[rank])] = combined
 
     def close(self) -> Sum:
         """Return the sum of the survivors, opened without members in dispute; or find the attempt void."""

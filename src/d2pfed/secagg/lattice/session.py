@@ -26,6 +26,8 @@ class Session:
 
     `secret` is the length of a client's secret, `quorum` the fewest vectors that may be opened (noise), `colluders` how
     many clients of the cohort may help the server. Without a roster nobody signs: the server keeps to the protocol.
+    `is_by_slot`: clients hold the head of the roster only. `cohort` and `members` are then slots, and keys are shown by
+    certificates.
     """
 
     plan_digest: bytes
@@ -43,6 +45,7 @@ class Session:
     committee: Committee
     quorum: int
     colluders: int
+    is_by_slot: bool = False
     is_signed: bool = field(init=False, repr=False)  # enrolled clients sign their keys and what they were told
     ring: Ring = field(init=False, repr=False)
     digest: bytes = field(init=False, repr=False)
@@ -58,7 +61,8 @@ class Session:
         shares = (self.secret, committee.threshold, committee.packed, committee.certificate)
         limits = (self.dimension, self.bits, *shares, self.quorum, self.colluders, committee.colluders)
         object.__setattr__(self, "ring", Ring(self.bits))
-        object.__setattr__(self, "digest", digest("d2pfed lattice session", *name, *drawn, *limits))
+        label = "d2pfed lattice session by slot" if self.is_by_slot else "d2pfed lattice session"
+        object.__setattr__(self, "digest", digest(label, *name, *drawn, *limits))
 
     def _check(self) -> None:
         size, least, bits = len(self.cohort), self.colluders + 2, self.bits
@@ -66,6 +70,7 @@ class Session:
         counted = min(counters) >= 0 and max(counters) < COUNTER_LIMIT
         check_rules(
             (counted, f"counters must be in [0, {COUNTER_LIMIT}), got {counters}"),
+            (self.is_signed or not self.is_by_slot, "only a roster has slots"),
             (self.is_signed or not any(drawn), f"only a roster's cohorts are drawn, got {drawn}"),
             (size <= MOST_COHORT, f"a cohort must have at most {MOST_COHORT} clients, got {size}"),
             (self.colluders >= 0, f"colluders must be at least 0, got {self.colluders}"),
