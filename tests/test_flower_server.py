@@ -492,7 +492,7 @@ def test_a_partition_that_does_not_look_at_the_ledger_is_caught(tmp_path, monkey
     def draw(run, attempt):
         return run._cohorts.draw(attempt.round, attempt.number, run._participation.block)
 
-    monkeypatch.setattr(federation.PairwiseFederation, "_next", draw)
+    monkeypatch.setattr(federation.CohortFederation, "_next", draw)
     with pytest.raises(ConfigError, match="uses each client once"):
         a_kill_before_vectors_are_asked_for_costs_a_block(tmp_path, monkeypatch)
 

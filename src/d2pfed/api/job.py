@@ -42,7 +42,7 @@ from d2pfed.simulation import (
     SimulatedFederation,
     StandingFederation,
 )
-from d2pfed.simulation.federation import rehearse
+from d2pfed.simulation.rehearsal import rehearse
 from d2pfed.training import Cohorts, SecondMoment, ServerOptimizer
 
 _LATER = canonical.OMITTED_IF_NONE
@@ -188,7 +188,7 @@ class Job:
             clear = replace(self.clear_federation(run, backend), note_norms=partial(add_norms, run.directory.path))
             return run.train(clear, self.evaluator, listen, evaluate_every=evaluate_every, stop=stop)
         if run.state.rounds == 0:  # once, before anybody's data is touched
-            rehearse(self.plan.codec.length, self.plan.ring.bits, Entropy.system())
+            rehearse(self.plan.codec.length, self.plan.ring.bits, Entropy.system(), self.plan.secret)
         if self.plan.uses_standing_keys and can_stand(self.plan):
             standing = StandingFederation(
                 plan=self.plan,

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result
 from safetensors.numpy import save
 
 from d2pfed.accounting import Sampling
-from d2pfed.deploy.federation import Deployment, PairwiseFederation, StandingFederation, require_lasting
+from d2pfed.deploy.federation import CohortFederation, Deployment, StandingFederation, require_lasting
 from d2pfed.deploy.layout import Layout
 from d2pfed.deploy.monitoring import Callback, Monitor, shown_progress
 from d2pfed.deploy.rosters import SignedRoster
@@ -211,7 +211,7 @@ class PrivateFedAvg:
             if self.has_standing_keys:
                 summary = run.train(StandingFederation(deployment), evaluator, monitor, rounds)
             else:
-                summary = run.train(PairwiseFederation(deployment), evaluator, monitor, rounds)
+                summary = run.train(CohortFederation(deployment), evaluator, monitor, rounds)
             if summary.end is End.EXHAUSTED:
                 raise BudgetExceeded(summary.stopped)
         result = Result()

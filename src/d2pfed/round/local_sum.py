@@ -12,10 +12,10 @@ from d2pfed.ledger import Ledger
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan
-from d2pfed.round.aggregation import FEWEST, Collected, InProcess, OpenSum, aggregate, gather
+from d2pfed.round.aggregation import FEWEST, Collected, InProcess, Machine, OpenSum, aggregate, gather
 from d2pfed.round.participant import Participant, Update, require_fixed_clip
-from d2pfed.round.session import Attempt, session_of
-from d2pfed.secagg import Client, Delivery, Session
+from d2pfed.round.session import Attempt, AttemptSession, delivery_of, session_of
+from d2pfed.secagg import Delivery
 from d2pfed.secagg.crypto import PairSecrets
 
 
@@ -70,11 +70,13 @@ class _LocalVectors:
         """Return everyone."""
         return tuple(sorted(self.vectors))
 
-    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> Session:
+    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> AttemptSession:
         """Return the session of an attempt."""
         return session_of(self.plan, attempt, cohort)
 
-    def collect(self, session: Session, _model: FloatVector, participations: Mapping[int, int]) -> Collected:
+    def collect(
+        self, session: AttemptSession, _model: FloatVector, participations: Mapping[int, int]
+    ) -> Collected:
         """Run the protocol between clients and server in this process, or add up what the clients would mask."""
         own = {
             client: Participant(
@@ -85,14 +87,14 @@ class _LocalVectors:
             )
             for client in session.cohort
         }
-        if self.fidelity is Fidelity.SUM and session.delivery is not Delivery.EVERYONE:
+        if self.fidelity is Fidelity.SUM and delivery_of(self.plan) is not Delivery.EVERYONE:
             total = np.zeros(session.dimension, np.uint32)
             for client in session.cohort:
                 session.ring.add_into(total, own[client].encode(session, self.vectors[client], None))
             return OpenSum(session.cohort, total)
         pairs = PairSecrets()
 
-        def join(client: int) -> Client:
+        def join(client: int) -> Machine:
             return own[client].join(session, lambda _task, _model: self.vectors[client], agree=pairs.agree)
 
         return gather(session, b"", InProcess(join).exchange)

@@ -1,9 +1,10 @@
 """Secure aggregation: a server learns the sum of its clients' vectors and nothing else about them.
 
-The classes here are those of the main protocol (`pairwise`); those of silos with standing keys are in `standing`.
+The classes here are those of the main protocol (`pairwise`); those of silos with standing keys are in `standing`, those
+of clients that speak once in `lattice`.
 """
 
-from d2pfed.secagg import standing
+from d2pfed.secagg import lattice, standing
 from d2pfed.secagg.pairwise.client import Client
 from d2pfed.secagg.pairwise.graph import Consistency
 from d2pfed.secagg.pairwise.messages import Invitation, decode_invitation, upload_bytes
@@ -52,5 +53,6 @@ __all__ = [
     "require_enough",
     "group_seed_of",
     "upload_bytes",
+    "lattice",
     "standing",
 ]
