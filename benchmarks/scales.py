@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from benchmarks.crowd import signing_secret
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import Delivery, Roster, Session, crypto, issue_roster
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 from d2pfed.secagg.pairwise.neighbors import Risk, choose, complete
 from d2pfed.secagg.roster import NO_ROSTER
 from d2pfed.secagg.wire import ClientId

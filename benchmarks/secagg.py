@@ -23,7 +23,7 @@ from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg import Advertising, Client, Contribute, ServerPhase, Session, collect, crypto, shamir
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 from d2pfed.secagg.wire import ClientId, Outbox
 
 END = b""

@@ -12,7 +12,7 @@ from d2pfed.noise.mechanisms import BinomialNoise, Mechanism, Shared
 from d2pfed.numerics.ring import Ring
 from d2pfed.numerics.rotation import Hadamard
 from d2pfed.plan import MechanismName, Plan, PrivacyTarget, calibrate, describe, ideal_multiplier
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 from d2pfed.secagg.pairwise.neighbors import Risk, complete
 from d2pfed.training import ServerOptimizer
 from reproduction.as_coded import CodeNoise, CodeRun, Pixels

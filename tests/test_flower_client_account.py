@@ -9,7 +9,7 @@ from d2pfed.deploy.config import ClientBudget, init_client, read_client_config
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.client_log import ClientLog, Entry
 from d2pfed.plan import MechanismName, Plan, PrivacyTarget, calibrate
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 
 DELTA = 1e-5
 

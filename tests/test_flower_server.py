@@ -25,7 +25,7 @@ from d2pfed.runs import RoundRecord
 from d2pfed.runs.json_files import from_json, to_json
 from d2pfed.runs.report import read_report
 from d2pfed.secagg import crypto
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 from d2pfed.secagg.wire import MessageKind, kind_of
 from support.enrolled_clients import DIMENSION, directory_of, enrol, make_plan, noise_bound, sign_roster
 from support.local_grid import (

@@ -34,7 +34,7 @@ from d2pfed.plan import (
 from d2pfed.plan.plan import TYPES, decode_plan
 from d2pfed.plan.widths import wrap_probability
 from d2pfed.round import Attempt, run_plan, session_of
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 from support.adjacencies import OF_CLIENTS
 
 SMALL = PrivacyTarget(dimension=100, population=2000, cohort_size=20, rounds=10, epsilon=2.0)

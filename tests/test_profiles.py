@@ -18,7 +18,7 @@ from d2pfed.plan import PROFILES, Plan, Policy, PrivacyTarget, Protocol, calibra
 from d2pfed.plan.policy import Feature, features_of, require_deployable
 from d2pfed.round import Participant, epoch_of, standing
 from d2pfed.secagg.crypto import signing_public
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 from d2pfed.secagg.standing.epoch import encode_invitation
 from d2pfed.secagg.wire import MessageKind, kind_of
 from d2pfed.statistics.questions import MEANS, STATISTIC

@@ -231,8 +231,11 @@ def check_plan(statement: Json, events: Sequence[Event]) -> str:
         if own.plan != digest or json.dumps(plan, sort_keys=True, separators=(",", ":")) != text:
             raise Wrong(f"its digest is {digest.hex()}, and that of the event of {name} is {own.plan.hex()}")
         size, bits = own.cohort_size, plan["codec"]["fraction_bits"]
-        ranks = [[0, plan["rounds"], own.releases], [0, plan["cut_off"], plan["quorum"], size], [0, bits, 64]]
-        ranks += [[min(2, size), plan["threshold"], plan["neighbours"] + 1, size]]
+        ranks = [
+            [0, plan["rounds"], own.releases],
+            [min(2, size), plan["threshold"], plan["quorum"], size],
+            [0, bits, 64],
+        ]
         if odd := [rank for rank in ranks if rank != sorted(rank)]:
             raise Wrong(f"its numbers {str(odd[0])[:80]} are not in their order")
     facts = [fact.split(",") for fact in (FACTS + PLANNED if plan is not None else FACTS).split()]
@@ -271,7 +274,7 @@ def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterato
     yield from (("radius", radius), ("kind", "skellam" if is_skellam else "discrete-gaussian"))
     yield "dimension", 1 << (size - 1).bit_length() if turn[""] == "Hadamard" else 2 * smooth_from((size + 1) // 2)
     yield "variance", _read(mechanism["variance" if is_skellam else "sigma"]["is"], Fraction) ** (2 - is_skellam)
-    yield "contributors", 1 if is_whole else plan["quorum"] - plan["cut_off"]
+    yield "contributors", 1 if is_whole else plan["quorum"]
     if own.unit == "record":
         yield "rate", _read(plan["batches"]["rate"]["is"], Fraction)
         yield "coins", plan["batches"]["max_silos"]

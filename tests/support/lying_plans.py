@@ -21,7 +21,7 @@ from d2pfed.numerics.ring import Ring
 from d2pfed.numerics.rotation import Hadamard, RandomPhase
 from d2pfed.plan import Plan, PrivacyTarget, Protocol, calibrate
 from d2pfed.plan.plan import decode_plan
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 from support.attacked_clients import Group
 
 SHARES = (0.0, 0.0, 0.05, 0.1, 0.2, 0.25, 0.3)

@@ -28,7 +28,7 @@ from d2pfed.learning import (
 )
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
-from d2pfed.plan import MechanismName, Plan, PrivacyTarget, RotationName, calibrate
+from d2pfed.plan import MechanismName, Plan, PrivacyTarget, Protocol, RotationName, calibrate
 from d2pfed.plan.plan import TYPES
 from d2pfed.round import can_stand
 from d2pfed.runs import ArrayShape, Listener, Run, RunSettings, RunSummary, open_run
@@ -189,7 +189,7 @@ class Job:
             return run.train(clear, self.evaluator, listen, evaluate_every=evaluate_every, stop=stop)
         if run.state.rounds == 0:  # once, before anybody's data is touched
             rehearse(self.plan.codec.length, self.plan.ring.bits, Entropy.system(), self.plan.secret)
-        if self.plan.uses_standing_keys and can_stand(self.plan):
+        if self.plan.protocol is Protocol.STANDING and can_stand(self.plan):
             standing = StandingFederation(
                 plan=self.plan,
                 run=run.name,

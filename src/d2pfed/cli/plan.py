@@ -113,7 +113,7 @@ def _print(summary: PlanSummary, upload: int, plan: Plan) -> None:
         ("agreeing updates over noise", f"{summary.signal_to_noise:.2g} after all rounds"),
         ("attempts that may be charged", f"{summary.max_attempts}"),
         ("colluders in a cohort", f"at most {summary.colluders}"),
-        ("neighbours, threshold, cut off", f"{summary.neighbours}, {summary.threshold}, {summary.cut_off}"),
+        ("shares that open a secret", f"{summary.threshold}"),
     ):
         table.add_row(name, value)
     out().print(headline(summary.guarantees, summary.against))

@@ -142,7 +142,7 @@ class PrivateFedAvg:
     @property
     def has_standing_keys(self) -> bool:
         """Whether silos keep keys for the run, so that a round is one exchange."""
-        chosen = self.plan.uses_standing_keys if self.keys is None else self.keys is KeyUse.STANDING
+        chosen = self.plan.protocol is Protocol.STANDING if self.keys is None else self.keys is KeyUse.STANDING
         return chosen and self.roster is not None
 
     def start(

@@ -10,7 +10,7 @@ from d2pfed.plan.calibrate import ideal_multiplier
 from d2pfed.plan.plan import Plan, guarantees
 from d2pfed.plan.target import PrivacyTarget
 from d2pfed.plan.widths import SAFE_WRAP_PROBABILITY
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 
 # The most that updates add up to over all rounds, over the noise's norm: below 1 the accuracy of a run is hardly above
 # chance, below 3 well under that of training in the clear (docs/training.md#what-to-expect).
@@ -33,9 +33,7 @@ class PlanSummary:
         signal_to_noise: the most that updates add up to over all rounds, over the norm of the noise.
         max_attempts: how many attempts may be charged.
         colluders: how many of a cohort may collude with the server.
-        neighbours: as in `Plan`.
         threshold: as in `Plan`.
-        cut_off: as in `Plan`.
         against: the observer that the target's epsilon is about, with the colluders that it was planned for.
         guarantees: one epsilon per observer.
         why_noise: why so much noise.
@@ -57,9 +55,7 @@ class PlanSummary:
     signal_to_noise: float
     max_attempts: int
     colluders: int
-    neighbours: int
     threshold: int
-    cut_off: int
     against: Observer
     guarantees: tuple[Guarantee, ...]
     why_noise: str
@@ -107,9 +103,7 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         signal_to_noise=signal,
         max_attempts=plan.max_attempts,
         colluders=plan.colluders,
-        neighbours=plan.neighbours,
         threshold=plan.threshold,
-        cut_off=plan.cut_off,
         against=plan.planned_against,
         guarantees=guarantees(plan),
         why_noise=_why_noise(target, plan, clip),
@@ -154,7 +148,6 @@ def _why_noise(target: PrivacyTarget, plan: Plan, clip: float) -> str:
     missing, more, adaptive = plan.cohort_size - plan.quorum, plan.max_attempts - plan.rounds, plan.adaptive_clip
     reserve = f", even if {missing} of them are missing" if missing else ""
     reserve += f", and {plan.colluders} of them reveal their noise" if plan.colluders else ""
-    reserve += f", and the server keeps {plan.cut_off} of them out of the sum" if plan.cut_off else ""
     spare = f" and {more} spare attempt{'s' * (more > 1)}" if more else ""
     clients = "clients" if plan.unit is Unit.CLIENT else "silos"
     text = (
@@ -170,16 +163,10 @@ def _why_noise(target: PrivacyTarget, plan: Plan, clip: float) -> str:
 
 
 def _why_graph(plan: Plan) -> str:
-    how = "with everyone else" if plan.neighbours == plan.cohort_size - 1 else f"with {plan.neighbours} others"
-    text = f"Each client shares its secrets {how}; {plan.threshold} shares open one."
+    text = f"Each client shares its secrets with everyone else; {plan.threshold} shares open one."
     if plan.consistency is Consistency.ASSUMED:
         return f"{text} Consistency is assumed: this holds for a server that does not choose who drops out."
-    if plan.neighbours == plan.cohort_size - 1:
-        return f"{text} This holds for any {plan.colluders} colluders, whenever they are chosen."
-    return (
-        f"{text} A server that chooses who drops out may keep {plan.cut_off} more of the survivors out of the sum. "
-        f"Colluders are fixed before the graph is known; failure 2^-40 over 2^60 graphs."
-    )
+    return f"{text} This holds for any {plan.colluders} colluders, whenever they are chosen."
 
 
 def _why_colluders(target: PrivacyTarget, plan: Plan) -> str:
@@ -230,7 +217,7 @@ def record_terms(plan: Plan) -> tuple[str, ...]:
         Adjacency.ZERO_OUT: "as with zeros in its place",
         Adjacency.REPLACE_ONE: "as with any other in its place",
     }
-    honest, silos = plan.quorum - plan.colluders - plan.cut_off, plan.batches.max_silos
+    honest, silos = plan.quorum - plan.colluders, plan.batches.max_silos
     person = (
         "A person with records in several silos, or with several records in one silo that are not grouped, has a "
         "larger epsilon than is printed: set max_silos and groups where that can be."

@@ -10,6 +10,7 @@ import numpy as np
 from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError, PeerError, TooFewClients, VoidStep
 from d2pfed.ledger import Ledger, RunPlan
+from d2pfed.noise import mechanisms
 from d2pfed.noise.clipping import ClipStep
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
@@ -30,7 +31,7 @@ from d2pfed.secagg import (
     lattice,
 )
 from d2pfed.secagg.draws import Opening
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 
 FEWEST = 2  # clients of a cohort that one can hide among
 B = TypeVar("B", bound=AttemptBinding)
@@ -305,7 +306,7 @@ def aggregate(
         except VoidStep:
             continue  # with standing keys every attempt is charged: late vectors may still complete its sum
         except TooFewClients as lack:
-            if not plan.uses_standing_keys:  # where vectors were sent, they stay charged
+            if plan.protocol is not mechanisms.Protocol.STANDING:  # where vectors were sent, they stay charged
                 ledger.void(run, number, attempt.number)
             # With fewer than planned only where no client has checked the size, and every vector counts.
             if may_shrink and len(lack.left) > 1:

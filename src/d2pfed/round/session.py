@@ -7,8 +7,9 @@ from d2pfed.noise.mechanisms import Shared
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import Plan, Protocol
 from d2pfed.secagg import Delivery, Roster, Session, lattice, standing
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.pairwise.session import least_threshold
 from d2pfed.secagg.roster import NO_ROSTER
+from d2pfed.secagg.trust import Consistency
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,9 @@ def session_of(
 ) -> AttemptSession:
     """Return what the protocol of an attempt is bound to.
 
-    A signed cohort has the planned size, for which its clients have checked quorum and graph. Otherwise one of another
-    size is a complete graph: where an earlier attempt left fewer although all must deliver. `order` is the cohort as it
-    was drawn, for the committee: without one it is taken by identity.
+    A signed cohort has the planned size, for which its clients have checked quorum and threshold. Otherwise it may have
+    another size: where an earlier attempt left fewer although all must deliver. `order` is the cohort as it was drawn,
+    for the committee: without one it is taken by identity.
     """
     enrolled = NO_ROSTER if roster is None else roster.digest
     if plan.protocol is Protocol.LATTICE:
@@ -77,8 +78,7 @@ def _session(
         cohort=cohort,
         dimension=plan.codec.length,
         bits=plan.ring.bits,
-        degree=plan.neighbours if is_planned else size - 1,
-        threshold=plan.threshold if is_planned else max(size // 2 + 1, plan.colluders + 1),
+        threshold=plan.threshold if is_planned else least_threshold(size, plan.colluders),
         quorum=size if delivery is Delivery.EVERYONE else plan.quorum,
         colluders=plan.colluders,
         delivery=delivery,

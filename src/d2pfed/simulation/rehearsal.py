@@ -92,7 +92,6 @@ def _session(
             cohort=cohort,
             dimension=dimension,
             bits=bits,
-            degree=REHEARSING - 1,
             threshold=REHEARSING // 2 + 1,
             quorum=quorum,
             colluders=0,
