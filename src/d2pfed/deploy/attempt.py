@@ -207,6 +207,8 @@ def agreed_plan(
     if terms.allowed != verdict_of(config.policy):
         config.policy.check(plan, enrolled_in(roster))  # its owner has changed it since, or the software
     protocol = plan.protocol if plan.protocol in protocols else protocols[0]
+    if (plan.protocol is Protocol.LATTICE) != (protocol is Protocol.LATTICE):  # its quorum suffices nowhere else
+        raise PeerError(f"run {run} was agreed on in the {plan.protocol} protocol, got a request of another one")
     config.policy.require_served(protocol, plan, enrolled_in(roster))
     return terms, plan
 

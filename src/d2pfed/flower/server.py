@@ -33,7 +33,7 @@ BEST = "best.safetensors"  # beside the last model, in the run's directory
 class KeyUse(StrEnum):
     """How long the keys live under which vectors are masked."""
 
-    ATTEMPT = "attempt"  # four exchanges a round, dropouts are tolerated
+    ATTEMPT = "attempt"  # some exchanges a round, dropouts are tolerated
     STANDING = "standing"  # one exchange a round, void and tried again if a silo is missing
 
 
@@ -97,7 +97,11 @@ class PrivateFedAvg:
             object.__setattr__(self, "keys", KeyUse(self.keys))
         if self.keys is KeyUse.STANDING and self.roster is None:
             raise ConfigError("standing keys are for enrolled silos, got no roster")
-        protocol = Protocol.STANDING if self.has_standing_keys else Protocol.PAIRWISE
+        is_lattice = self.plan.protocol is Protocol.LATTICE
+        if is_lattice and self.keys is KeyUse.STANDING:
+            raise ConfigError("the plan runs in the lattice protocol, which has no standing keys")
+        once = Protocol.LATTICE if is_lattice else Protocol.PAIRWISE
+        protocol = Protocol.STANDING if self.has_standing_keys else once
         require_deployable(protocol, self.plan, None if self.roster is None else len(self.population))
 
     @staticmethod

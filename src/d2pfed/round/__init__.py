@@ -17,7 +17,15 @@ from d2pfed.round.invitation import accept_invitation, accept_standing_invitatio
 from d2pfed.round.lattice import LatticeClient
 from d2pfed.round.local_sum import Fidelity, local_sum
 from d2pfed.round.participant import Batch, Batches, Participant, Units, require_clip, require_fixed_clip
-from d2pfed.round.session import Attempt, AttemptBinding, AttemptSession, delivery_of, rotation_seed, session_of, sketch_of
+from d2pfed.round.session import (
+    Attempt,
+    AttemptBinding,
+    AttemptSession,
+    delivery_of,
+    rotation_seed,
+    session_of,
+    sketch_of,
+)
 from d2pfed.round.standing import StandingMemory, StandingRun, StandingSteps, can_stand, epoch_of
 
 __all__ = [

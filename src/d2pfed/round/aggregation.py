@@ -169,7 +169,7 @@ def gather(
     transport must carry it.
     """
     if isinstance(session, lattice.Session):
-        return _gather_once(session, model, exchange, task, invite, refused)
+        return _gather_once(session, model, task, exchange=exchange, invite=invite, refused=refused)
     opening, remembered = invite.opening, invite.remembered
     advertising = Advertising(
         session, invite.roster, opening=opening, remembered=remembered, excluded=invite.excluded
@@ -185,7 +185,7 @@ def gather(
 
 
 def _gather_once(
-    session: lattice.Session, model: bytes, exchange: Exchange, task: bytes, invite: Invite, refused: Refused
+    session: lattice.Session, model: bytes, task: bytes, *, exchange: Exchange, invite: Invite, refused: Refused
 ) -> LatticeSum:
     """Ask the committee for its keys, then everybody for the one message that most clients ever send."""
     convening = lattice.Convening(

@@ -50,9 +50,7 @@ def accept_invitation(
     if len(cohort) < least_cohort:
         raise PeerError(f"a cohort must have at least {least_cohort} clients, got {len(cohort)}")
     attempt = Attempt(invited.run, invited.round, invited.attempt)
-    session = session_of(
-        plan, attempt, cohort, roster=roster, draw=invited.draw, block=invited.block, order=order
-    )
+    session = session_of(plan, attempt, cohort, roster=roster, draw=invited.draw, block=invited.block, order=order)
     if session.digest != invited.binding:
         raise PeerError(f"run {invited.run} was agreed on with another plan, cohort or roster")
     return session

@@ -186,6 +186,7 @@ class Participant:
         enrolment: Enrolment | None = None,
         history: History | None = None,
         agree: Agree = compute_secret,
+        *,
         model: bytes = b"",
     ) -> Client | LatticeClient:
         """Return the machine that answers the server's requests in this attempt; `agree` is for simulations.

@@ -109,9 +109,7 @@ class SimulatedFederation:
         """Return the session of an attempt."""
         return session_of(self.plan, attempt, cohort)
 
-    def collect(
-        self, session: AttemptSession, model: FloatVector, participations: Mapping[int, int]
-    ) -> Collected:
+    def collect(self, session: AttemptSession, model: FloatVector, participations: Mapping[int, int]) -> Collected:
         """Train, encode and add up a cohort's vectors, by messages or by their sum under the protocol's conditions."""
         if self.fidelity is Fidelity.PROTOCOL:
             transport = self._transport(session, model, participations)

@@ -61,9 +61,7 @@ def rehearse(dimension: int, bits: int, entropy: Entropy, secret: int | None = N
         )
 
     def left(requests: Mapping[int, bytes]) -> list[int]:
-        return [
-            client for client, data in requests.items() if client >= LOST or kind_of(data) not in _TRAINING
-        ]
+        return [client for client, data in requests.items() if client >= LOST or kind_of(data) not in _TRAINING]
 
     exchange = InProcess(join, left).exchange
     masked = gather(session, _MODEL, exchange, task=b"rehearsal", invite=Invite(roster=roster))
