@@ -187,7 +187,8 @@ def test_a_signed_plan_has_no_session_without_a_roster():
 def test_a_sum_of_given_vectors_passes_the_protocol(plan):
     vectors = {client: update_of(client) for client in COHORT}
     found = [
-        local_sum(plan, FIRST, vectors, Diary(), Entropy.replay(b"sum"), fidelity=fidelity) for fidelity in Fidelity
+        local_sum(plan, FIRST, vectors, Diary(), Entropy.replay(b"sum"), fidelity=fidelity)
+        for fidelity in Fidelity
     ]
     np.testing.assert_array_equal(*found)
 

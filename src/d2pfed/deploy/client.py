@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from d2pfed.accounting import Unit
 from d2pfed.deploy.attempt import ClientAttempt, accept_run
 from d2pfed.deploy.config import ClientConfig
-from d2pfed.deploy.lattice import LATTICE_REQUESTS, answer_lattice, convene
+from d2pfed.deploy.lattice import LATTICE_REQUESTS, answer_lattice, convene, sweep_members
 from d2pfed.deploy.layout import Layout, NamedArrays, decode_model, decode_task
 from d2pfed.deploy.requests import (
     HAS_KEYS,
@@ -86,6 +86,7 @@ class PrivateClient:
                 return self._participate(request)
             announcement = RunAnnouncement.decode(data)
             SavedPhases(self.config.directory).sweep()
+            sweep_members(self.config)
             accept_run(self.config, announcement)
             statement = announcement.statement(self.node, self.config.client)
             signature = b"" if self.config.secret is None else sign(self.config.secret, statement)

@@ -115,7 +115,9 @@ class ClientConfig:
     policy: Policy
     budget: ClientBudget  # of this client, over all runs
     secret: bytes | None = field(repr=False)
-    state: Path | None = None  # where keys of silos and members are kept, in memory; None: where the system offers it
+    state: Path | None = (
+        None  # where keys of silos and members are kept, in memory; None: where the system offers it
+    )
     keys_on_disk: bool = False  # whether they may be kept on a disk, whose backups void the guarantee
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ from d2pfed.training import Cohorts
 
 _log = logging.getLogger("d2pfed.deploy")
 
-# Before these, vectors are there and a block of a partition is used up.
+# Who is asked for a vector may send it: a block of a partition is used up.
 _VECTORS = (MessageKind.MASK_REQUEST, MessageKind.LATTICE_REQUEST)
 _EPOCHS = "epochs"  # file in the run's directory: the number of the next epoch
 

@@ -11,7 +11,7 @@ from d2pfed.deploy.attempt import ClientAttempt, marking_rollbacks
 from d2pfed.deploy.config import ClientConfig
 from d2pfed.deploy.requests import ExchangeRequest
 from d2pfed.deploy.rosters import Positions
-from d2pfed.deploy.standing import KeyFile
+from d2pfed.deploy.standing import KeyFile, key_place
 from d2pfed.deploy.state import SavedPhase
 from d2pfed.errors import PeerError
 from d2pfed.ledger.client_log import Entry
@@ -35,10 +35,9 @@ ContributeOnce = Callable[[ClientAttempt, bytes, bytes], RingVector]
 def answer_lattice(config: ClientConfig, request: ExchangeRequest, contribute: ContributeOnce) -> bytes:
     """Answer a request for this client's one message, or one for a member of the committee."""
     frame = request.frame
-    keys = member_keys(config, binding_of(frame))
     if kind_of(frame) != MessageKind.LATTICE_REQUEST:
-        return _answer_as_member(config, keys, frame)
-    keys.sweep(is_over)
+        return _answer_as_member(config, member_keys(config, binding_of(frame)), frame)
+    sweep_members(config)
     attempt = ClientAttempt.resume(config, SavedPhase("", frame, 0.0, 0.0, b""))
 
     def charged(task: bytes, model: bytes) -> tuple[RingVector, Position | None]:
@@ -121,8 +120,20 @@ def kept(attempt: ClientAttempt, client: LatticeClient) -> bytes:
 
 
 def member_keys(config: ClientConfig, session: bytes) -> KeyFile:
-    """Return the file of a member's key in one attempt; each client has a directory of its own."""
-    return KeyFile.of(config, session, "lattice", str(config.directory.resolve()))
+    """Return the file of a member's key in one attempt."""
+    return KeyFile.of(config, session, *_own(config))
+
+
+def sweep_members(config: ClientConfig) -> None:
+    """Erase the keys of attempts that have expired; a client that was in no committee has none."""
+    place = key_place(config, *_own(config))
+    if place is not None and place.exists():
+        member_keys(config, bytes(32)).sweep(is_over)
+
+
+def _own(config: ClientConfig) -> tuple[str, str]:
+    # Of simulated clients many have the same name, and one must not erase another's key.
+    return "lattice", str(config.directory.resolve())
 
 
 def is_over(data: bytes, run: str = "") -> bool:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from d2pfed.deploy.account import NOTHING_LEFT, ClientAccount, charged
@@ -223,13 +224,12 @@ class KeyFile:
     @staticmethod
     def of(config: ClientConfig, bound: bytes, *of_whom: str) -> "KeyFile":
         """Return the file of an epoch, or of an attempt in a place of its own; refuses one that is not in memory."""
-        parent = config.state or default_volatile()
-        if parent is None:
+        place = key_place(config, *of_whom)
+        if place is None:
             raise ConfigError("keys need a directory in memory: name one in client.toml (state = ...)")
         if config.keys_on_disk:
             _log.warning(KEYS_ON_DISK)
-        own = digest("d2pfed volatile", config.authority, config.client, *of_whom).hex()[:32]
-        return KeyFile(config, VolatileFile(parent / own, bound.hex(), keys_on_disk=config.keys_on_disk))
+        return KeyFile(config, VolatileFile(place, bound.hex(), keys_on_disk=config.keys_on_disk))
 
     def load(self) -> tuple[bytes, bytes]:
         """Return the epoch's invitation and what was kept; without it nothing is repaired."""
@@ -264,6 +264,13 @@ class KeyFile:
 
     def _head(self) -> Head:
         return self.config.log.read().head
+
+
+def key_place(config: ClientConfig, *of_whom: str) -> Path | None:
+    """Return the directory of a client's keys, whether it is there or not; None if the system has no place in memory."""
+    parent = config.state or default_volatile()
+    own = digest("d2pfed volatile", config.authority, config.client, *of_whom).hex()[:32]
+    return None if parent is None else parent / own
 
 
 def join(invitation: bytes, saved: bytes) -> bytes:

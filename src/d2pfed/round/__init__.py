@@ -15,7 +15,7 @@ from d2pfed.round.aggregation import (
 )
 from d2pfed.round.invitation import accept_invitation, accept_standing_invitation, enrolled_in
 from d2pfed.round.lattice import LatticeClient
-from d2pfed.round.local_sum import Fidelity, local_sum
+from d2pfed.round.local_sum import Fidelity, local_sum, require_fidelity
 from d2pfed.round.participant import Batch, Batches, Participant, Units, require_clip, require_fixed_clip
 from d2pfed.round.session import (
     Attempt,
@@ -56,6 +56,7 @@ __all__ = [
     "run_plan",
     "Fidelity",
     "local_sum",
+    "require_fidelity",
     "Attempt",
     "AttemptBinding",
     "AttemptSession",

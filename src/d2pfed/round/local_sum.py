@@ -26,6 +26,14 @@ class Fidelity(StrEnum):
     PROTOCOL = "protocol"  # every message of secure aggregation
 
 
+def require_fidelity(plan: Plan, fidelity: Fidelity) -> None:
+    """Refuse to send messages of a plan that no protocol carries: only its sum can be simulated."""
+    if fidelity is Fidelity.PROTOCOL and plan.protocol is None:
+        raise ConfigError(
+            f"no protocol adds up vectors of {plan.cohort_size:,} clients with this noise: fidelity must be sum"
+        )
+
+
 def local_sum(
     plan: Plan,
     first: Attempt,
@@ -42,6 +50,7 @@ def local_sum(
     clients were not drawn here, so a plan whose guarantee rests on a draw is refused.
     """
     require_fixed_clip(plan, "a private sum")
+    require_fidelity(plan, fidelity)
     if is_amplified(plan.sampling):
         raise ConfigError(
             f"a sum over given clients is of a plan with sampling none or once, or of everyone, got "

@@ -24,6 +24,7 @@ from d2pfed.round import (
     Outcome,
     Units,
     gather,
+    require_fidelity,
     session_of,
 )
 from d2pfed.round.aggregation import Machine
@@ -111,6 +112,7 @@ class SimulatedFederation:
 
     def collect(self, session: AttemptSession, model: FloatVector, participations: Mapping[int, int]) -> Collected:
         """Train, encode and add up a cohort's vectors, by messages or by their sum under the protocol's conditions."""
+        require_fidelity(self.plan, self.fidelity)
         if self.fidelity is Fidelity.PROTOCOL:
             transport = self._transport(session, model, participations)
             return gather(session, model.tobytes(), transport.exchange, task=with_clip(b"", self.clip))
