@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from dp_accounting import pld
 from dp_accounting.rdp import compute_epsilon
 from scipy.special import log_ndtr, logsumexp, ndtr
-from scipy.stats import binom
+from scipy.stats import binom, hypergeom
 
 FORMAT = "d2pfed certificate 2"
 FIELDS = """format issued subject released unit adjacency mechanism sampling participations colluders dropouts tuning
@@ -43,6 +43,14 @@ PLANNED = """ releases,max_attempts,released.at_most ,colluders,colluders.of_a_c
     max_participations,max_participations,participations.max_participations ,rounds,subject.rounds_planned
     dimension,,mechanism.dimension ,consistency.is,trust_model.consistency ,ring.bits,mechanism.bits"""
 MECHANISM = Literal["Centered", "Shared", "DDGauss", "SkellamNoise"]  # as plans spell them
+# Of the lattice protocol (protocol.md): 64ths of a secret's length from 8 bits on, by the least width of the noise.
+SECRETS = {
+    2: (7, 7, 8, 9, 10, 10, 11, 12, 13, 13, 14, 15, 16),
+    4: (6, 6, 7, 7, 8, 9, 10, 10, 11, 12, 13, 13, 14),
+    8: (6, 6, 6, 6, 7, 8, 8, 9, 10, 11, 11, 12, 13),
+    16: (6, 6, 6, 6, 6, 6, 7, 8, 9, 9, 10, 11, 12),
+}
+COMMITTEES = (64, 96, 128, 192, 256, 384, 512)
 TOLERANCE = 1e-3  # relative: a claim may be so much below this file's own bound, as two grids are never the same
 LEAST_DELTA, MOST_RUNS, MOST_COINS = 1e-11, 6, 64  # of loss distributions: beyond are rounding errors and minutes
 MOST_BYTES, MOST_CLAIMS, OBSERVERS = 1 << 22, 1000, {"released", "server", "client", "alone"}
@@ -231,11 +239,11 @@ def check_plan(statement: Json, events: Sequence[Event]) -> str:
         if own.plan != digest or json.dumps(plan, sort_keys=True, separators=(",", ":")) != text:
             raise Wrong(f"its digest is {digest.hex()}, and that of the event of {name} is {own.plan.hex()}")
         size, bits = own.cohort_size, plan["codec"]["fraction_bits"]
-        ranks = [
-            [0, plan["rounds"], own.releases],
-            [min(2, size), plan["threshold"], plan["quorum"], size],
-            [0, bits, 64],
-        ]
+        opened = [min(2, size), plan["threshold"], plan["quorum"], size]
+        ranks = [[0, plan["rounds"], own.releases], [0, bits, 64], opened]
+        if "committee" in plan:
+            check_committee(plan, own)
+            ranks[-1] = [plan["colluders"] + 2, plan["quorum"], size]
         if odd := [rank for rank in ranks if rank != sorted(rank)]:
             raise Wrong(f"its numbers {str(odd[0])[:80]} are not in their order")
     facts = [fact.split(",") for fact in (FACTS + PLANNED if plan is not None else FACTS).split()]
@@ -247,6 +255,43 @@ def check_plan(statement: Json, events: Sequence[Event]) -> str:
         if type(value) is not type(told) or not (is_close or value == told):
             raise Wrong(f"{name} is stated as {str(told)[:80]}, and it is {str(value)[:80]}")
     return found
+
+
+def check_committee(plan: Json, own: Event) -> None:
+    """Recompute what the lattice protocol's committee and secret must be, from the numbers that they follow from."""
+    committee, quorum, bits = plan["committee"], plan["quorum"], plan["ring"]["bits"]
+    size, colluders = (_read(committee["size"], int), committee["colluders"])
+    width = _read(plan["mechanism"]["sigma"]["is"], Fraction)
+    rows = [row for least, row in SECRETS.items() if least <= width]
+    if (
+        not rows
+        or not 1 <= bits <= 20
+        or own.unit != "client"
+        or plan["mechanism"][""] not in ("Centered", "DDGauss")
+    ):
+        raise Wrong(
+            "the lattice protocol takes discrete Gaussians of 2 steps and more, up to 20 bits, and clients"
+        )
+    secret, missing = 64 * rows[-1][max(bits, 8) - 8], own.cohort_size - quorum
+    law = hypergeom(own.cohort_size, missing, size)
+    absent = int(np.argmax(law.sf(np.arange(size + 1)) <= 2.0**-20))  # members that may be missing
+    threshold, is_whole = max(colluders, -(-size // 8)), size == own.cohort_size <= 512
+    packed, certificate = min(secret, size - absent - threshold - 2), (size + colluders) // 2 + 1
+    rule = {
+        "size": size,
+        "threshold": threshold,
+        "packed": packed,
+        "certificate": certificate,
+        "colluders": colluders,
+    }
+    fits = is_whole or (size in COMMITTEES and size < own.cohort_size <= 20_000)
+    fits &= packed >= (16 if is_whole else 48) and certificate <= size - absent
+    fits &= min(colluders, size) == colluders >= 0 and (plan["secret"], plan["threshold"]) == (
+        secret,
+        packed + threshold,
+    )
+    if not fits or committee != rule | {"": "Committee"}:
+        raise Wrong(f"its committee {str(committee)[:120]} is not {rule}, for secrets of {secret}")
 
 
 def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterator[tuple[str, object]]:

@@ -84,7 +84,7 @@ class Plan:
         weighting: how private weights are carried; None: all clients weigh alike.
         committee: who holds shares in the lattice protocol; None: another protocol.
         secret: how many numbers a client's secret has in the lattice protocol.
-        has_standing_keys: True where clients, not records, are protected, and silos keep their keys all the same.
+        has_standing_keys: whether clients keep their keys for a run, as silos of records do.
     """
 
     unit: Unit
@@ -104,13 +104,13 @@ class Plan:
     codec: Codec
     mechanism: Mechanism
     ring: Ring
-    adaptive_clip: AdaptiveClip | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
-    batches: BatchSampling | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
-    records: int | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
-    weighting: Weighting | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
-    committee: Committee | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
-    secret: int | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
-    has_standing_keys: bool | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
+    adaptive_clip: AdaptiveClip | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    batches: BatchSampling | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    records: int | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    weighting: Weighting | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    committee: Committee | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    secret: int | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    has_standing_keys: bool = field(default=False, metadata=canonical.OMITTED_IF_DEFAULT)
 
     def __post_init__(self) -> None:
         cohort = self.sampling.cohort_size
@@ -144,8 +144,8 @@ class Plan:
 
     def _check_protocol(self) -> None:
         cohort, committee, secret = self.cohort_size, self.committee, self.secret
-        if (committee is None) != (secret is None) or self.has_standing_keys is False:
-            raise ConfigError("committee and secret go together, and has_standing_keys is True or None")
+        if (committee is None) != (secret is None):
+            raise ConfigError("a committee and the length of a secret go together, got one of them")
         if committee is None or secret is None:
             require_honest_majority(cohort, self.quorum, self.colluders)
             if self.consistency is Consistency.SIGNED:
