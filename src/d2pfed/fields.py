@@ -23,7 +23,7 @@ def about(
     unset: str = "",
     parse: Callable[[str], object] | None = None,
     filled_in: str = "",
-) -> Mapping[str, object]:
+) -> dict[str, object]:
     """Return the metadata of a field.
 
     Args:
@@ -64,7 +64,7 @@ def descriptions(kind: type) -> tuple[Description, ...]:
                 type=next(part for part in kinds if part is not type(None)),
                 default=dataclasses.MISSING if item.metadata["filled_in"] else item.default,
                 optional=type(None) in kinds,
-                **item.metadata,
+                **{key: value for key, value in item.metadata.items() if key != "canonical"},
             )
         )
     return tuple(found)

@@ -28,7 +28,7 @@ from d2pfed.learning import (
 )
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
-from d2pfed.plan import MechanismName, Plan, PrivacyTarget, Protocol, RotationName, calibrate
+from d2pfed.plan import MechanismName, Plan, PrivacyTarget, Protocol, ProtocolChoice, RotationName, calibrate
 from d2pfed.plan.plan import TYPES
 from d2pfed.round import can_stand
 from d2pfed.runs import ArrayShape, Listener, Run, RunSettings, RunSummary, open_run
@@ -45,7 +45,7 @@ from d2pfed.simulation import (
 from d2pfed.simulation.rehearsal import rehearse
 from d2pfed.training import Cohorts, SecondMoment, ServerOptimizer
 
-_LATER = canonical.OMITTED_IF_NONE
+_LATER = canonical.OMITTED_IF_DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,16 @@ class Details:
 _TYPES = TYPES | {
     kind.__name__: kind
     for kind in (
-        *(RunSettings, PrivacyTarget, MechanismName, RotationName, ServerOptimizer, SecondMoment, ArrayShape),
+        *(
+            RunSettings,
+            PrivacyTarget,
+            MechanismName,
+            ProtocolChoice,
+            RotationName,
+            ServerOptimizer,
+            SecondMoment,
+            ArrayShape,
+        ),
         *(_Simulated, Details, LocalTraining, Optimizer, Dropouts, Fidelity, EarlyStop, Mode),
     )
 }

@@ -19,7 +19,8 @@ MOST_POPULATION = 10**9
 MOST_COHORT = 1_000_000  # where the server is believed
 MOST_SIGNED = lattice.MOST_COHORT  # clients of a cohort under a server that may lie
 LEAST_DELTA = 1e-50  # smaller ones are beyond what the accountants resolve, and what anyone could notice
-VERIFIED_DRAWS = 4 << 12  # cohorts that a server can choose among: four rosters of 2^12 draws each
+VERIFIED_DEPTH = 12  # of a roster's tree of draws
+VERIFIED_DRAWS = 4 << VERIFIED_DEPTH  # cohorts that a server can choose among: those of four rosters
 LONGEST_NAME = 100  # of a run, an evaluation, a plot: each becomes the name of a file or a directory
 
 

@@ -197,7 +197,7 @@ class _Draft:
             return plan(threshold=committee.openers, committee=committee, secret=secret)
         is_standing = self.protocol is Protocol.STANDING and target.unit is Unit.CLIENT
         threshold = least_threshold(target.cohort_size, target.cohort_colluders)
-        return plan(threshold=threshold, has_standing_keys=is_standing or None)
+        return plan(threshold=threshold, has_standing_keys=is_standing)
 
     def _ring(self, codec: Codec, mechanism: Mechanism) -> Ring:
         target = self.target

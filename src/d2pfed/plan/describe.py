@@ -4,12 +4,14 @@ import math
 from dataclasses import dataclass, replace
 
 from d2pfed.accounting import Adjacency, Guarantee, Observer, Sampling, Unit, round_up
-from d2pfed.noise.mechanisms import Centered, MechanismName
+from d2pfed.noise.mechanisms import Centered, MechanismName, Protocol
 from d2pfed.plan.bounds import colluding_clients
 from d2pfed.plan.calibrate import ideal_multiplier
 from d2pfed.plan.plan import Plan, guarantees
 from d2pfed.plan.target import PrivacyTarget
+from d2pfed.plan.traffic import PlanTraffic, traffic_of
 from d2pfed.plan.widths import SAFE_WRAP_PROBABILITY
+from d2pfed.secagg.lattice.parameters import SECURITY_BITS
 from d2pfed.secagg.trust import Consistency
 
 # The most that updates add up to over all rounds, over the noise's norm: below 1 the accuracy of a run is hardly above
@@ -34,12 +36,15 @@ class PlanSummary:
         max_attempts: how many attempts may be charged.
         colluders: how many of a cohort may collude with the server.
         threshold: as in `Plan`.
+        protocol: as in `Plan`.
+        traffic: what a client sends and receives in an attempt; None if no protocol carries the plan.
+        security_bits: of learning with errors, in the lattice protocol.
         against: the observer that the target's epsilon is about, with the colluders that it was planned for.
         guarantees: one epsilon per observer.
         why_noise: why so much noise.
         why_signal: how far updates add up over it.
         why_bits: why so many bits.
-        why_graph: how secrets are shared.
+        why_protocol: how vectors are added up, and what that rests on.
         why_colluders: why so many colluders are planned for.
         warnings: what to know before such a run, and what would help.
     """
@@ -56,12 +61,15 @@ class PlanSummary:
     max_attempts: int
     colluders: int
     threshold: int
+    protocol: Protocol | None
+    traffic: PlanTraffic | None
+    security_bits: int | None
     against: Observer
     guarantees: tuple[Guarantee, ...]
     why_noise: str
     why_signal: str
     why_bits: str
-    why_graph: str
+    why_protocol: str
     why_colluders: str
     warnings: tuple[str, ...]
 
@@ -104,12 +112,15 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         max_attempts=plan.max_attempts,
         colluders=plan.colluders,
         threshold=plan.threshold,
+        protocol=plan.protocol,
+        traffic=traffic_of(plan),
+        security_bits=None if plan.committee is None else SECURITY_BITS,
         against=plan.planned_against,
         guarantees=guarantees(plan),
         why_noise=_why_noise(target, plan, clip),
         why_signal=why_signal,
         why_bits=why_bits,
-        why_graph=_why_graph(plan),
+        why_protocol=_why_protocol(plan),
         why_colluders=_why_colluders(target, plan),
         warnings=_warnings(plan, signal, why_signal),
     )
@@ -162,7 +173,27 @@ def _why_noise(target: PrivacyTarget, plan: Plan, clip: float) -> str:
     )
 
 
-def _why_graph(plan: Plan) -> str:
+def _why_protocol(plan: Plan) -> str:
+    committee = plan.committee
+    if committee is not None:
+        spare, size = committee.size - committee.openers, committee.size
+        drawn = " (chance 2^-40), fixed before the draw" if plan.sampling.method is not Sampling.NONE else ""
+        return (
+            f"A committee of {size} clients holds shares of each client's secret of {plan.secret} numbers; "
+            f"{committee.openers} of them open a sum that {committee.certificate} have signed. At most "
+            f"{committee.colluders} of the {size} members collude{drawn}; learning with errors with {plan.secret} "
+            f"numbers, {plan.ring.bits} bits and noise of {float(plan.least_width):.4g} steps is hard (at least "
+            f"{SECURITY_BITS} bits, core-SVP); boxes are not post-quantum; {spare + 1} members that refuse, or "
+            f"{spare // 2 + 1} that lie, can stop an attempt; members' keys are stored until the attempt expires; "
+            '"later" positions are by count, which invitations raise.'
+        )
+    if plan.protocol is None:
+        return (
+            f"No protocol carries the mechanism {MechanismName.of(plan.mechanism)} in cohorts of "
+            f"{plan.cohort_size:,}: the plan runs in simulations of the sum only (fidelity sum)."
+        )
+    if plan.protocol is Protocol.STANDING:
+        return "Silos agree on keys once and keep them for the run; no secret is ever opened, so all must answer."
     text = f"Each client shares its secrets with everyone else; {plan.threshold} shares open one."
     if plan.consistency is Consistency.ASSUMED:
         return f"{text} Consistency is assumed: this holds for a server that does not choose who drops out."

@@ -84,7 +84,7 @@ class Plan:
         weighting: how private weights are carried; None: all clients weigh alike.
         committee: who holds shares in the lattice protocol; None: another protocol.
         secret: how many numbers a client's secret has in the lattice protocol.
-        has_standing_keys: True where clients, not records, are protected, and silos keep their keys all the same.
+        has_standing_keys: whether clients keep their keys for a run, as silos of records do.
     """
 
     unit: Unit
@@ -104,13 +104,13 @@ class Plan:
     codec: Codec
     mechanism: Mechanism
     ring: Ring
-    adaptive_clip: AdaptiveClip | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
-    batches: BatchSampling | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
-    records: int | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
-    weighting: Weighting | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
-    committee: Committee | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
-    secret: int | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
-    has_standing_keys: bool | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
+    adaptive_clip: AdaptiveClip | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    batches: BatchSampling | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    records: int | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    weighting: Weighting | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    committee: Committee | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    secret: int | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    has_standing_keys: bool = field(default=False, metadata=canonical.OMITTED_IF_DEFAULT)
 
     def __post_init__(self) -> None:
         cohort = self.sampling.cohort_size
@@ -144,8 +144,8 @@ class Plan:
 
     def _check_protocol(self) -> None:
         cohort, committee, secret = self.cohort_size, self.committee, self.secret
-        if (committee is None) != (secret is None) or self.has_standing_keys is False:
-            raise ConfigError("committee and secret go together, and has_standing_keys is True or None")
+        if (committee is None) != (secret is None):
+            raise ConfigError("a committee and the length of a secret go together, got one of them")
         if committee is None or secret is None:
             require_honest_majority(cohort, self.quorum, self.colluders)
             if self.consistency is Consistency.SIGNED:
@@ -164,11 +164,14 @@ class Plan:
                 f"a secret must have {secret_length(self.ring.bits, self.least_width)} numbers in a ring of "
                 f"{self.ring.bits} bits with noise of {float(self.least_width):.4g} steps, got {secret}"
             )
-        rule = None
-        if committee.size in committee_sizes(cohort):
+        rule, part = None, Fraction(self.colluders * committee.size, cohort)
+        if committee.size in committee_sizes(cohort) and part <= committee.colluders <= committee.size:
             rule = seated(committee.size, committee.colluders, secret, cohort, cohort - self.quorum)
         if committee != rule or self.threshold != committee.openers:
-            raise ConfigError(f"a committee must be {rule or 'of another size'}, got {committee}")
+            raise ConfigError(
+                f"a committee must be {rule or f'one of {cohort} clients with {self.colluders} colluders'} and its openers "
+                f"the threshold, got {committee} and {self.threshold}"
+            )
 
     def _check_units(self) -> None:
         if self.sampling.method is Sampling.ONCE and self.max_participations != 1:

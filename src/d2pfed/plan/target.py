@@ -29,6 +29,7 @@ from d2pfed.accounting import (
 from d2pfed.errors import ConfigError, shown
 from d2pfed.fields import PRIVACY, TRAINING, about, check_types, documented
 from d2pfed.noise.mechanisms import MechanismName
+from d2pfed.numerics import canonical
 from d2pfed.numerics.ring import MAX_BITS
 from d2pfed.numerics.rotation import MAX_DIMENSION
 from d2pfed.plan import bounds
@@ -144,10 +145,14 @@ class PrivacyTarget:
         Consistency.ASSUMED,
         "How clients know that the server sent all of them the same: assumed (simulation), signed (deployment).",
     )
-    protocol: ProtocolChoice = _setting(
-        ProtocolChoice.AUTO,
-        "How vectors are added up: pairwise (fresh masks, up to 1,000 clients), standing (silos), lattice (clients "
-        "speak once, up to 20,000), or auto.",
+    protocol: ProtocolChoice = field(
+        default=ProtocolChoice.AUTO,
+        metadata=canonical.OMITTED_IF_DEFAULT  # as in the settings of earlier runs
+        | about(
+            "How vectors are added up: pairwise (fresh masks, up to 1,000 clients), standing (silos), lattice (clients "
+            "speak once, up to 20,000), or auto.",
+            PRIVACY,
+        ),
     )
     max_participations: int | None = _setting(
         None, "Cap on the contributions of one client.", unset="the least cap that hardly ever binds"

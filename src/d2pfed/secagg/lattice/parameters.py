@@ -19,6 +19,7 @@ LEAST_WIDTH = 2  # deviation of a client's noise, in steps, in every coordinate
 LEAST_COHORT, MOST_COHORT = 64, 20_000
 MOST_DIMENSION, MOST_BITS = 1 << 25, 20
 
+SECURITY_BITS = 136  # of the table below, against the best of the attacks that the estimator knows
 _LEAST_BITS = 8  # below it the secrets are those of 8 bits
 # Numbers of a secret by the bits of the ring from 8 on, for noise of at least so many steps: 140 bits against the
 # primal and 136 against the dual attack (core-SVP, classical), for the noise that a hint leaves. Checked:

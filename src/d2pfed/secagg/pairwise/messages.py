@@ -256,7 +256,7 @@ def ciphertext_bytes(session: Session) -> int:
 def upload_bytes(session: Session) -> int:
     """Return what one client sends in an attempt in which nobody drops out and nobody remembers a position."""
     size = len(session.cohort)
-    subset = (size + 7) // 8
+    subset = wire.subset_bytes(size)
     signed = POSITION_BYTES + SIGNATURE_BYTES if session.is_signed else 0
     advertisement = HEADER_BYTES + 2 * PUBLIC_BYTES + COMMITMENT_BYTES + signed
     ciphertexts = HEADER_BYTES + (size - 1) * ciphertext_bytes(session) + (subset if session.is_signed else 0)
