@@ -22,11 +22,32 @@ from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.simulation.rehearsal import LOST, REHEARSING, rehearse
 from support.lattice import quick
 from support.simulations import NO_MODEL, Attempting, Simulation
-from test_round import Diary
 
 COHORT = tuple(range(10, 74))
 D = 20
 FIRST = Attempt("run", 0, 0)
+
+
+class Diary:
+    """A book that writes down what happens, in order."""
+
+    def __init__(self):
+        self.events = []
+
+    def require_plan(self, _run, _plan):
+        pass
+
+    def participations(self, _run, clients):
+        return dict.fromkeys(clients, 0)
+
+    def reserve(self, release):
+        self.events.append(("reserve", release.attempt))
+
+    def commit(self, release):
+        self.events.append(("commit", release.attempt, release.participants))
+
+    def void(self, _run, _number, attempt):
+        self.events.append(("void", attempt))
 
 
 @pytest.fixture(autouse=True)
