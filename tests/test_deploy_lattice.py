@@ -2,7 +2,6 @@
 
 import shutil
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,8 +15,8 @@ from d2pfed.deploy.config import read_client_config
 from d2pfed.deploy.layout import encode_task
 from d2pfed.deploy.rosters import accept_roster
 from d2pfed.deploy.state import SavedPhase
-from d2pfed.errors import ConfigError, D2PFedError, PeerError, TooFewClients
-from d2pfed.ledger.client_log import ClientLog, Entry
+from d2pfed.errors import D2PFedError, PeerError, TooFewClients
+from d2pfed.ledger.client_log import Entry
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Protocol
 from d2pfed.round import rotation_seed
@@ -138,7 +137,10 @@ def test_a_second_request_for_the_same_attempt_gets_no_vector(server, monkeypatc
     with pytest.raises(PeerError, match="is stale: this client has sent its vector"):
         server.ask_frame(client, steps.phase.outbox[client])
     assert len(rows(server, client, Entry.CHARGE)) == 1
-    monkeypatch.setattr(client_attempt, "require_unsent", lambda *_: None)  # the wrong twin sends another one
+    monkeypatch.setattr(client_attempt, "require_unsent", lambda *_: None)
+    with pytest.raises(PeerError, match="was used before"):  # where cohorts are drawn, the draw is a second guard
+        server.ask_frame(client, steps.phase.outbox[client])
+    monkeypatch.setattr(client_attempt.ClientAttempt, "require_unused_draw", lambda *_: None)
     assert kind_of(server.ask_frame(client, steps.phase.outbox[client])) == MessageKind.LATTICE_CONTRIBUTION
 
 
@@ -354,6 +356,7 @@ def crash_everywhere(server, step, tmp_path, monkeypatch):
     asked, sent = steps.phase.outbox[member], []
     root = tmp_path / "watched"
     root.mkdir()
+    (server.directory / "keys").mkdir(exist_ok=True)
     for name in (f"client-{member}", f"anchor-{member}", "keys"):
         shutil.copytree(server.directory / name, root / name)
     move(server.directory, root, member)

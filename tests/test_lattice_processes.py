@@ -54,7 +54,9 @@ class ProcessGrid(LocalGrid):
     def begin(self, directory, clients) -> None:
         for first in range(0, clients, TOGETHER):
             ours, theirs = multiprocessing.Pipe()
-            process = multiprocessing.get_context("fork").Process(target=serve, args=(directory, theirs), daemon=True)
+            process = multiprocessing.get_context("fork").Process(
+                target=serve, args=(directory, theirs), daemon=True
+            )
             process.start()
             theirs.close()
             for client in range(first, min(clients, first + TOGETHER)):

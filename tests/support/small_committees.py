@@ -23,7 +23,7 @@ def shrink(monkeypatch) -> None:
 
 
 def make_lattice_plan(rounds: int = 2, **changes) -> Plan:
-    """A plan with so little noise that a sum shows who is in it; three clients may be missing."""
+    """A plan with so little noise that a sum shows who is in it; two clients may be missing."""
     target = {
         "dimension": DIMENSION,
         "population": CLIENTS,

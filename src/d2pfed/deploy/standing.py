@@ -267,7 +267,7 @@ class KeyFile:
 
 
 def key_place(config: ClientConfig, *of_whom: str) -> Path | None:
-    """Return the directory of a client's keys, whether it is there or not; None if the system has no place in memory."""
+    """Return the directory of a client's keys, made or not yet; None where the system has no place in memory."""
     parent = config.state or default_volatile()
     own = digest("d2pfed volatile", config.authority, config.client, *of_whom).hex()[:32]
     return None if parent is None else parent / own
