@@ -139,7 +139,7 @@ def test_a_committee_with_fewer_colluders_than_its_share_does_not_exist():
     """All else follows the rule, but nobody of it is said to collude although two fifths of the cohort may."""
     plan = planned(TARGET)
     seats = seated(plan.committee.size, 0, plan.secret, plan.cohort_size, plan.cohort_size - plan.quorum)
-    with pytest.raises(ConfigError, match="a committee must be one of 100 clients with 42 colluders"):
+    with pytest.raises(ConfigError, match="a committee must be one of 100 clients with 44 colluders"):
         replace(plan, committee=seats, threshold=seats.openers)
 
 
@@ -152,9 +152,14 @@ def test_noise_of_the_lattice_is_two_steps_wide_in_every_coordinate(changes, mec
     plan = calibrate(replace(TARGET, mechanism=mechanism, **settings), weight)
     assert plan.protocol is Protocol.LATTICE
     assert plan.least_width >= 2
-    narrow = calibrate(replace(TARGET, mechanism=mechanism, protocol="pairwise", **settings), weight)
-    assert (narrow.least_width < 2) == (mechanism == "ddgauss")  # else the rule is not tried
-    assert plan.epsilon == narrow.epsilon
+
+
+def test_noise_that_given_bits_make_too_narrow_is_refused():
+    coarse = replace(TARGET, mechanism="ddgauss", epsilon=8.0, bits=7)
+    assert planned(coarse).protocol is Protocol.PAIRWISE
+    assert planned(coarse).least_width < 2
+    with pytest.raises(ConfigError, match="noise of at least 2 steps in every coordinate"):
+        calibrate(replace(coarse, protocol="lattice"))
 
 
 # --- bytes ---

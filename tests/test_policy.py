@@ -207,18 +207,18 @@ def test_attack_a_number_of_colluders_that_flatters(monkeypatch):
 
 def test_attack_a_threshold_that_colluders_reach(monkeypatch):
     """They hold all the shares that open a secret, before any request to unmask."""
-    with pytest.raises(ConfigError, match=r"threshold must be in \[31, quorum 54\]"):
-        replace(planned(TARGET), threshold=30)
+    with pytest.raises(ConfigError, match=r"threshold must be in \[32, quorum 54\]"):
+        replace(planned(TARGET), threshold=31)
     monkeypatch.setattr(plan_module, "require_shares", nothing)
     bare = replace(planned(TARGET), threshold=2)
-    with pytest.raises(ConfigError, match=r"threshold must be in \[31, quorum 54\]"):
+    with pytest.raises(ConfigError, match=r"threshold must be in \[32, quorum 54\]"):
         Policy().check(bare, ENROLLED)
     monkeypatch.setattr(policy, "require_shares", nothing)
     Policy().check(bare, ENROLLED)
     assert bare.threshold <= bare.colluders
 
 
-LATTICE = replace(TARGET, cohort_size=100)
+LATTICE = replace(TARGET, cohort_size=200)
 
 
 def test_attack_a_committee_of_colluders(monkeypatch):

@@ -198,6 +198,7 @@ def drawn_plan() -> Plan:
             delta=1e-5,
             sampling="fixed",
             against="colluding(34)",
+            protocol="pairwise",
             dropouts=0.1,
             colluders=0.1,
             attempts_per_round=2,
