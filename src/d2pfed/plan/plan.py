@@ -168,9 +168,9 @@ class Plan:
         if committee.size in committee_sizes(cohort) and part <= committee.colluders <= committee.size:
             rule = seated(committee.size, committee.colluders, secret, cohort, cohort - self.quorum)
         if committee != rule or self.threshold != committee.openers:
+            expected = rule or f"one of {cohort} clients with {self.colluders} colluders"
             raise ConfigError(
-                f"a committee must be {rule or f'one of {cohort} clients with {self.colluders} colluders'} and its openers "
-                f"the threshold, got {committee} and {self.threshold}"
+                f"a committee must be {expected} and its openers the threshold, got {committee} and {self.threshold}"
             )
 
     def _check_units(self) -> None:
