@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from d2pfed.accounting import RELEASED, Adjacency, Sampling, Unit
 from d2pfed.plan import MechanismName, PrivacyTarget, RotationName
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 
 if TYPE_CHECKING:
     from d2pfed.learning import LocalTraining

@@ -3,7 +3,7 @@
 from d2pfed.accounting import RELEASED, Adjacency, Sampling, Unit
 from d2pfed.learning import LocalTraining, Optimizer
 from d2pfed.plan import MechanismName, PrivacyTarget, RotationName
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 from d2pfed.training import SecondMoment, ServerOptimizer
 
 

@@ -17,7 +17,7 @@ from d2pfed.errors import ConfigError, MissingExtra, needs_extra
 from d2pfed.fields import RUN, TRAINING, about, check_types, descriptions, documented
 from d2pfed.learning import LocalTraining, Optimizer
 from d2pfed.plan import MechanismName, PrivacyTarget, RotationName
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 from d2pfed.training import ServerOptimizer
 
 SMALL = {"dimension": 10, "population": 100, "cohort_size": 10, "rounds": 2}

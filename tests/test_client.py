@@ -27,7 +27,6 @@ from support.federation import (
 
 SHAPES = {
     "plain": {},
-    "sparse": {"degree": 4, "threshold": 3, "quorum": 6},
     "everyone": {"delivery": Delivery.EVERYONE, "quorum": 8},
     "signed": {"consistency": Consistency.SIGNED},
 }
@@ -194,7 +193,7 @@ def until_advertisements(session):
 
 
 def encode_advertisements(listed, advertisements):
-    return messages.encode_advertisements(listed.joined, 0, listed.leaves, advertisements)
+    return messages.encode_advertisements(listed.joined, 0, advertisements)
 
 
 def with_other_keys(session):
@@ -232,7 +231,7 @@ def test_a_client_insists_on_being_among_the_joined():
     session = make_session(8)
     machine, listed = until_advertisements(session)
     without = JoinedClients(session, subset_of(8, range(1, 8)), bytes(32))
-    request = messages.encode_advertisements(without, 0, listed.leaves, listed.advertisements)
+    request = messages.encode_advertisements(without, 0, listed.advertisements)
     with pytest.raises(PeerError, match="itself"):
         machine.receive(request)
 

@@ -24,7 +24,7 @@ from d2pfed.flower.grid import from_record, to_record
 from d2pfed.ledger import RowKind, read_rows
 from d2pfed.numerics import canonical
 from d2pfed.plan import Policy
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 from d2pfed.secagg.wire import MessageKind, kind_of
 from support.enrolled_clients import DIMENSION, anchor_in, directory_of, enrol, make_plan, noise_bound
 from support.local_grid import (

@@ -9,7 +9,7 @@ from d2pfed.deploy.config import ClientBudget, init_client, read_client_config
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.client_log import ClientLog, Entry
 from d2pfed.plan import MechanismName, Plan, PrivacyTarget, calibrate
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 
 DELTA = 1e-5
 
@@ -79,7 +79,7 @@ def spent_by_colluders(config) -> float:
     sent = 0
     while charge(account, COLLUSION, f"run {sent}") == 0:
         sent += 1
-    left = COLLUSION.noise(COLLUSION.quorum - COLLUSION.cut_off).without(COLLUSION.colluders)
+    left = COLLUSION.noise(COLLUSION.quorum).without(COLLUSION.colluders)
     return client_epsilon([replace(charged(COLLUSION, "", 0, 0), noise=left)] * sent, DELTA)
 
 

@@ -20,7 +20,7 @@ from d2pfed.flower.statistics import evaluation_strategy, private_evaluate, priv
 from d2pfed.ledger import RowKind, read_rows
 from d2pfed.ledger.client_log import Entry
 from d2pfed.plan import PrivacyTarget, calibrate
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 from support.enrolled_clients import directory_of, enrol
 from support.local_grid import make_grid, make_strategy
 

@@ -28,7 +28,7 @@ from d2pfed.ledger import RowKind, read_rows
 from d2pfed.ledger.client_log import Entry
 from d2pfed.ledger.rows import Head
 from d2pfed.plan import decode_plan
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 from support.enrolled_clients import DIMENSION, make_plan, noise_bound
 
 pytestmark = pytest.mark.slow  # real processes over TLS take minutes: the nightly script runs them

@@ -24,7 +24,6 @@ from d2pfed.secagg import checks
 from d2pfed.secagg.pairwise import messages
 from d2pfed.secagg.roster import Position, sign_position
 from d2pfed.secagg.wire import HEADER_BYTES, MessageKind, kind_of
-from support import malicious_server
 from support.crash_moments import Disk, lay_out
 from support.enrolled_clients import anchor_in, directory_of, enrol, make_plan, sign_roster, write_settings
 from support.malicious_server import MaliciousServer, add_one, shows_only
@@ -173,11 +172,10 @@ def test_a_task_for_another_layout_is_refused_at_no_cost(server, monkeypatch):
     assert vectors(server) == 1
 
 
-def test_a_model_of_another_length_is_refused_and_costs_nothing(server, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr(malicious_server, "encode_model", lambda _: b"short")
-        with pytest.raises(TooFewClients):
-            server.attempt()
+def test_a_model_of_another_length_is_refused_and_costs_nothing(server):
+    server.model = b"short"
+    with pytest.raises(TooFewClients):
+        server.attempt()
     assert "a model of 16 parameters was expected" in str(server.refusals[VICTIM])
     assert vectors(server) == 0
 

@@ -25,7 +25,7 @@ from d2pfed.runs import RoundRecord
 from d2pfed.runs.json_files import from_json, to_json
 from d2pfed.runs.report import read_report
 from d2pfed.secagg import crypto
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 from d2pfed.secagg.wire import MessageKind, kind_of
 from support.enrolled_clients import DIMENSION, directory_of, enrol, make_plan, noise_bound, sign_roster
 from support.local_grid import (
@@ -492,7 +492,7 @@ def test_a_partition_that_does_not_look_at_the_ledger_is_caught(tmp_path, monkey
     def draw(run, attempt):
         return run._cohorts.draw(attempt.round, attempt.number, run._participation.block)
 
-    monkeypatch.setattr(federation.PairwiseFederation, "_next", draw)
+    monkeypatch.setattr(federation.CohortFederation, "_next", draw)
     with pytest.raises(ConfigError, match="uses each client once"):
         a_kill_before_vectors_are_asked_for_costs_a_block(tmp_path, monkeypatch)
 

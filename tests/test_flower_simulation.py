@@ -12,7 +12,7 @@ pytest.importorskip("ray", reason="Flower's simulation needs Ray (extra `ray`)")
 from loopback import Federation
 
 from d2pfed.ledger import RowKind, read_rows
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 from support.enrolled_clients import DIMENSION, make_plan, noise_bound
 from test_flower_federation import wait_for
 

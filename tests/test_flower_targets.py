@@ -12,7 +12,7 @@ from d2pfed.deploy.targets import complete_target, trained_sizes
 from d2pfed.errors import ConfigError
 from d2pfed.flower.server import PrivateFedAvg
 from d2pfed.plan import PrivacyTarget
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 from support.enrolled_clients import enrol
 
 ARRAYS = {"weight": np.zeros((4, 3), np.float32), "bias": np.zeros(4, np.float32)}

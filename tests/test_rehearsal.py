@@ -6,7 +6,7 @@ import pytest
 from d2pfed.errors import D2PFedError
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import Client
-from d2pfed.simulation.federation import LOST, REHEARSING, rehearse
+from d2pfed.simulation.rehearsal import LOST, REHEARSING, rehearse
 
 
 @pytest.mark.parametrize("bits", [8, 11, 20])

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from dp_accounting import pld
 from dp_accounting.rdp import compute_epsilon
 from scipy.special import log_ndtr, logsumexp, ndtr
-from scipy.stats import binom
+from scipy.stats import binom, hypergeom
 
 FORMAT = "d2pfed certificate 2"
 FIELDS = """format issued subject released unit adjacency mechanism sampling participations colluders dropouts tuning
@@ -43,6 +43,14 @@ PLANNED = """ releases,max_attempts,released.at_most ,colluders,colluders.of_a_c
     max_participations,max_participations,participations.max_participations ,rounds,subject.rounds_planned
     dimension,,mechanism.dimension ,consistency.is,trust_model.consistency ,ring.bits,mechanism.bits"""
 MECHANISM = Literal["Centered", "Shared", "DDGauss", "SkellamNoise"]  # as plans spell them
+# Of the lattice protocol (protocol.md): 64ths of a secret's length from 8 bits on, by the least width of the noise.
+SECRETS = {
+    2: (7, 7, 8, 9, 10, 10, 11, 12, 13, 13, 14, 15, 16),
+    4: (6, 6, 7, 7, 8, 9, 10, 10, 11, 12, 13, 13, 14),
+    8: (6, 6, 6, 6, 7, 8, 8, 9, 10, 11, 11, 12, 13),
+    16: (6, 6, 6, 6, 6, 6, 7, 8, 9, 9, 10, 11, 12),
+}
+COMMITTEES = (64, 96, 128, 192, 256, 384, 512)
 TOLERANCE = 1e-3  # relative: a claim may be so much below this file's own bound, as two grids are never the same
 LEAST_DELTA, MOST_RUNS, MOST_COINS = 1e-11, 6, 64  # of loss distributions: beyond are rounding errors and minutes
 MOST_BYTES, MOST_CLAIMS, OBSERVERS = 1 << 22, 1000, {"released", "server", "client", "alone"}
@@ -231,8 +239,11 @@ def check_plan(statement: Json, events: Sequence[Event]) -> str:
         if own.plan != digest or json.dumps(plan, sort_keys=True, separators=(",", ":")) != text:
             raise Wrong(f"its digest is {digest.hex()}, and that of the event of {name} is {own.plan.hex()}")
         size, bits = own.cohort_size, plan["codec"]["fraction_bits"]
-        ranks = [[0, plan["rounds"], own.releases], [0, plan["cut_off"], plan["quorum"], size], [0, bits, 64]]
-        ranks += [[min(2, size), plan["threshold"], plan["neighbours"] + 1, size]]
+        opened = [min(2, size), plan["threshold"], plan["quorum"], size]
+        ranks = [[0, plan["rounds"], own.releases], [0, bits, 64], opened]
+        if "committee" in plan:
+            check_committee(plan, own)
+            ranks[-1] = [plan["colluders"] + 2, plan["quorum"], size]
         if odd := [rank for rank in ranks if rank != sorted(rank)]:
             raise Wrong(f"its numbers {str(odd[0])[:80]} are not in their order")
     facts = [fact.split(",") for fact in (FACTS + PLANNED if plan is not None else FACTS).split()]
@@ -244,6 +255,26 @@ def check_plan(statement: Json, events: Sequence[Event]) -> str:
         if type(value) is not type(told) or not (is_close or value == told):
             raise Wrong(f"{name} is stated as {str(told)[:80]}, and it is {str(value)[:80]}")
     return found
+
+
+def check_committee(plan: Json, own: Event) -> None:
+    """Recompute secret and committee of the lattice protocol from all that they follow from."""
+    size, colluders = _read(plan["committee"]["size"], int), plan["committee"]["colluders"]
+    width, noise = _read(plan["mechanism"]["sigma"]["is"], Fraction), plan["mechanism"][""]
+    cohort, bits = own.cohort_size, plan["ring"]["bits"]
+    rows = [row for least, row in SECRETS.items() if least <= width and noise in {"Centered", "DDGauss"}]
+    if not rows or bits not in range(1, 21) or own.unit != "client" or cohort > 20_000:
+        raise Wrong("the lattice protocol takes discrete Gaussians of 2 steps and more, and at most 20 bits")
+    secret, is_whole = 64 * rows[-1][max(bits, 8) - 8], size == cohort <= 512
+    chances = hypergeom(cohort, cohort - plan["quorum"], size).sf(np.arange(size + 1))
+    there, threshold = size - int(np.argmax(chances <= 2.0**-20)), max(colluders, -(-size // 8))
+    packed, certificate = min(secret, there - threshold - 2), (size + colluders) // 2 + 1
+    rule = {"": "Committee", "size": size, "threshold": threshold, "packed": packed, "certificate": certificate}
+    fits = (is_whole or (size in COMMITTEES and size < cohort)) and packed >= (16 if is_whole else 48)
+    fits &= certificate <= there and colluders * cohort >= plan["colluders"] * size
+    told = plan["committee"], plan["secret"], plan["threshold"]
+    if not fits or told != (rule | {"colluders": colluders}, secret, packed + threshold):
+        raise Wrong(f"committee, secret and threshold are {str(told)[:160]}, and by the rule {rule}, {secret}")
 
 
 def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterator[tuple[str, object]]:
@@ -271,7 +302,7 @@ def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterato
     yield from (("radius", radius), ("kind", "skellam" if is_skellam else "discrete-gaussian"))
     yield "dimension", 1 << (size - 1).bit_length() if turn[""] == "Hadamard" else 2 * smooth_from((size + 1) // 2)
     yield "variance", _read(mechanism["variance" if is_skellam else "sigma"]["is"], Fraction) ** (2 - is_skellam)
-    yield "contributors", 1 if is_whole else plan["quorum"] - plan["cut_off"]
+    yield "contributors", 1 if is_whole else plan["quorum"]
     if own.unit == "record":
         yield "rate", _read(plan["batches"]["rate"]["is"], Fraction)
         yield "coins", plan["batches"]["max_silos"]

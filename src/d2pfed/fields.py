@@ -25,7 +25,7 @@ def about(
     unset: str = "",
     parse: Callable[[str], object] | None = None,
     filled_in: str = "",
-) -> Mapping[str, object]:
+) -> dict[str, object]:
     """Return the metadata of a field.
 
     Args:

@@ -11,7 +11,7 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, PrivacyTarget, calibrate
 from d2pfed.secagg import Roster, encode_roster
 from d2pfed.secagg.crypto import signing_public
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 
 DEPTH = 6
 DIMENSION = 16

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -9,18 +10,20 @@ import numpy as np
 from d2pfed.deploy.client import PrivateClient, TrainArrays
 from d2pfed.deploy.config import read_client_config
 from d2pfed.deploy.layout import Layout, NamedArrays, encode_model, encode_task
-from d2pfed.deploy.requests import ExchangeRequest, RequestKind, RunAnnouncement
+from d2pfed.deploy.requests import Blob, ExchangeRequest, RequestKind, RunAnnouncement
 from d2pfed.deploy.rosters import Draws, SignedRoster
 from d2pfed.errors import D2PFedError
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan
 from d2pfed.round import Attempt, Invite, gather, rotation_seed, session_of
 from d2pfed.secagg import Session, Sum
-from d2pfed.secagg.draws import draw_cohort, draw_key
+from d2pfed.secagg.draws import draw_key, draw_order
 from d2pfed.secagg.pairwise.messages import encode_invitation
 from d2pfed.secagg.roster import Position
+from d2pfed.secagg.wire import MessageKind, kind_of
 from support.enrolled_clients import DIMENSION, directory_of
 
+MODEL = encode_model(np.zeros(DIMENSION, np.float32))
 LAYOUT = Layout.of({"params": np.zeros(DIMENSION, np.float32)})
 
 
@@ -47,6 +50,7 @@ class MaliciousServer:
     moved: dict[int, Path] = field(default_factory=dict)  # directories of clients that are elsewhere
     remembered: dict[int, Position] = field(default_factory=dict)
     refusals: dict[int, D2PFedError] = field(default_factory=dict)
+    model: bytes = MODEL
 
     def ask(self, client: int, kind: RequestKind, data: bytes) -> bytes:
         """The answer of a client to one request; errors come out as they are."""
@@ -57,7 +61,10 @@ class MaliciousServer:
 
     def ask_frame(self, client: int, frame: bytes) -> bytes:
         """The answer of a client to one frame."""
-        return self.ask(client, RequestKind.EXCHANGE, ExchangeRequest(frame, 60.0, 300.0).encode())
+        beside = kind_of(frame) == MessageKind.LATTICE_REQUEST
+        blob = Blob(self.model, sha256(self.model).digest()) if beside else None
+        data = ExchangeRequest(frame, 60.0, 300.0).encode(blob, is_beside=beside)
+        return self.ask(client, RequestKind.EXCHANGE, data)
 
     def announcement(self) -> RunAnnouncement:
         plan = canonical.encode(self.plan)
@@ -73,13 +80,14 @@ class MaliciousServer:
     def session(self, number: int = 0, attempt: int = 0, draw: int | None = None, block: int = 0) -> Session:
         roster = self.roster.roster
         place = self.draw(number, attempt) if draw is None else draw
-        cohort = roster.clients[: self.plan.cohort_size]
+        order = roster.clients[: self.plan.cohort_size]
         if roster.depth is not None:
             key = draw_key(roster.digest, place, self.opening(place).seed)
-            cohort = draw_cohort(key, roster.clients, self.plan.sampling, block)
+            order = draw_order(key, roster.clients, self.plan.sampling, block)
         where = place if roster.depth is not None else 0
+        named = Attempt(self.run, number, attempt)
         return session_of(
-            self.plan, Attempt(self.run, number, attempt), cohort, roster=roster, draw=where, block=block
+            self.plan, named, tuple(sorted(order)), roster=roster, draw=where, block=block, order=order
         )
 
     def opening(self, draw: int):
@@ -116,10 +124,7 @@ class MaliciousServer:
             excluded=without,
         )
         sent = encode_task(self.layout, {"server-round": number + 1}) if task is None else task
-        masked = gather(
-            session, encode_model(np.zeros(DIMENSION, np.float32)), self.exchange, task=sent, invite=invite
-        )
-        return masked.unmask()
+        return gather(session, self.model, self.exchange, task=sent, invite=invite).unmask()
 
     def sum_of_updates(self, attempt: int, task: bytes | None = None) -> np.ndarray:
         """The sum of the clients' updates, with its noise, as the server decodes it after an attempt at round 0."""

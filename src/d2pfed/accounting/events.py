@@ -128,7 +128,7 @@ class Release:
     sampling: CohortSampling
     noise: Noise
     participants: tuple[int, ...]
-    batches: BatchSampling | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
+    batches: BatchSampling | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -30,7 +30,7 @@ from d2pfed.numerics import canonical
 from d2pfed.plan import Plan
 from d2pfed.plan.plan import guarantees, run_guarantee
 from d2pfed.runs.report import RunReport
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 
 Json = dict[str, object]
 _PACKAGES = ("numpy", "scipy", "numba", "cryptography", "dp-accounting")
@@ -301,10 +301,10 @@ def run_facts(run: Path, report: RunReport, plan: Plan, own: ChargedRun) -> Json
         "dropouts": {
             "tolerated": plan.cohort_size - plan.quorum,
             "quorum": plan.quorum,
-            "means": f"noise is counted as that of {plan.quorum - plan.cut_off} clients, the fewest that may be opened",
+            "means": f"noise is counted as that of {plan.quorum} clients, the fewest that may be opened",
         },
         "trust_model": {
-            "name": "distributed, by secure aggregation",
+            "name": f"distributed, by secure aggregation: {plan.protocol or 'simulated'}",
             "consistency": plan.consistency.value,
             "against": str(plan.against),
             "means": _DEPLOYMENT if signed else _SIMULATION,
@@ -327,10 +327,14 @@ def _assumptions(plan: Plan) -> list[str]:
         and plan.sampling.method is not Sampling.NONE
     ):
         found.append(f"That a drawn cohort has more colluders than stated has a chance of at most {UNCOUNTED}.")
-    if plan.consistency is Consistency.SIGNED and plan.neighbours < plan.cohort_size - 1:
-        found.append(
-            "That the graph of shares lets a server open less than a quorum: 2^-40, which is not in delta."
-        )
+    if plan.committee is not None:
+        size, colluders, width = plan.committee.size, plan.committee.colluders, float(plan.least_width)
+        found += [
+            f"LWE is hard with secrets of {plan.secret} numbers, {plan.ring.bits} bits and noise of {width:.4g} steps.",
+            "Boxes of shares are under X25519, which is not post-quantum.",
+            f"At most {colluders} of the {size} members of a committee collude, fixed before the draw.",
+            f"That a drawn committee has more colluders than stated has a chance of at most {UNCOUNTED}.",
+        ]
     if plan.batches is not None:
         found += [
             "Each silo tosses a fresh secret coin for each of its records in every attempt.",

@@ -31,7 +31,7 @@ from d2pfed.learning import (
 )
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
-from d2pfed.plan import MechanismName, Plan, PrivacyTarget, RotationName, calibrate
+from d2pfed.plan import MechanismName, Plan, PrivacyTarget, Protocol, ProtocolChoice, RotationName, calibrate
 from d2pfed.plan.plan import TYPES
 from d2pfed.round import can_stand
 from d2pfed.runs import ArrayShape, Listener, Run, RunSettings, RunSummary, open_run
@@ -45,10 +45,10 @@ from d2pfed.simulation import (
     SimulatedFederation,
     StandingFederation,
 )
-from d2pfed.simulation.federation import rehearse
+from d2pfed.simulation.rehearsal import rehearse
 from d2pfed.training import Cohorts, SecondMoment, ServerOptimizer
 
-_LATER = canonical.OMITTED_IF_NONE
+_LATER = canonical.OMITTED_IF_DEFAULT
 _KEPT = "Personal layers stay with their clients: the metrics are those of the module with its initial ones."
 
 
@@ -102,8 +102,9 @@ class Details:
 _TYPES = TYPES | {
     kind.__name__: kind
     for kind in (
-        *(RunSettings, PrivacyTarget, MechanismName, RotationName, ServerOptimizer, SecondMoment, ArrayShape),
-        *(_Simulated, Details, LocalTraining, Optimizer, Schedule, Precision, Dropouts, Fidelity, EarlyStop, Mode),
+        *(RunSettings, PrivacyTarget, MechanismName, ProtocolChoice, RotationName, ServerOptimizer, SecondMoment),
+        *(ArrayShape, _Simulated, Details, LocalTraining, Optimizer, Schedule, Precision, Dropouts, Fidelity),
+        *(EarlyStop, Mode),
     )
 }
 
@@ -200,8 +201,8 @@ class Job:
             clear = replace(self.clear_federation(run, backend), note_norms=partial(add_norms, run.directory.path))
             return run.train(clear, self.evaluator, listen, evaluate_every=evaluate_every, stop=stop)
         if run.state.rounds == 0:  # once, before anybody's data is touched
-            rehearse(self.plan.codec.length, self.plan.ring.bits, Entropy.system())
-        if self.plan.uses_standing_keys and can_stand(self.plan):
+            rehearse(self.plan.codec.length, self.plan.ring.bits, Entropy.system(), self.plan.secret)
+        if self.plan.protocol is Protocol.STANDING and can_stand(self.plan):
             standing = StandingFederation(
                 plan=self.plan,
                 run=run.name,

@@ -1,6 +1,7 @@
 """`d2pfed plan` and `d2pfed account`: what a privacy target requires, and the epsilon of given noise."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import Annotated, Any
@@ -31,8 +32,6 @@ from d2pfed.fields import PRIVACY, convert
 from d2pfed.plan import Plan, PlanSummary, PrivacyTarget, calibrate, describe, record_terms
 from d2pfed.plan.bounds import MOST_POPULATION, MOST_ROUNDS, check_range
 from d2pfed.plan.policy import default_refusal
-from d2pfed.round import sketch_of
-from d2pfed.secagg import upload_bytes
 
 plan_app, account_app = application(), application()
 
@@ -80,9 +79,11 @@ def plan(wanted: dict[str, Any], *, json: AsJson = False) -> None:
         target = PrivacyTarget(**wanted | {name: DEFAULT_JOB[name] for name in missing})
     agreed = calibrate(target)
     summary = describe(target, agreed)
-    upload = upload_bytes(sketch_of(agreed))  # keys and shares included
     if json:
-        sent = {"upload_bytes": upload, "vector_bytes": summary.upload_bytes}
+        sent = {"vector_bytes": summary.upload_bytes, "upload_bytes": None, "download_bytes": None}
+        if summary.traffic is not None:  # keys and shares included
+            whole = summary.traffic.client
+            sent |= {"upload_bytes": whole.sent, "download_bytes": whole.received}
         spent = {
             "epsilon": {str(item.observer): item.epsilon for item in summary.guarantees},
             "delta": agreed.delta,
@@ -90,14 +91,14 @@ def plan(wanted: dict[str, Any], *, json: AsJson = False) -> None:
         kept = {"guarantees": summary.guarantees, "against": summary.against}
         print_json(asdict(summary) | kept | sent | spent | {"options": target})
         return
-    _print(summary, upload, agreed)
+    _print(summary, agreed)
     for warning in (*summary.warnings, *filter(None, [default_refusal(target, agreed)])):
         out().print(f"Warning: {warning}")
     for term in record_terms(agreed):
         out().print(term)
 
 
-def _print(summary: PlanSummary, upload: int, plan: Plan) -> None:
+def _print(summary: PlanSummary, plan: Plan) -> None:
     from rich.table import Table  # noqa: PLC0415 - slow to load, and JSON needs no table
 
     table = Table(title="The plan", title_justify="left", show_header=False)
@@ -106,21 +107,36 @@ def _print(summary: PlanSummary, upload: int, plan: Plan) -> None:
         ("noise multiplier", f"{summary.noise_multiplier:.4f}"),
         ("bits per coordinate", f"{summary.bits}"),
         ("vector per client per round", f"{summary.upload_bytes:,} bytes for {plan.dimension:,} parameters"),
-        ("upload with keys and shares", f"{upload:,} bytes"),
+        *_traffic(summary),
         ("chance that a sum wraps", f"at most {round_up(summary.wrap_probability, 2)} per round"),
         ("error against a trusted server", f"{100 * (summary.relative_error - 1):+.2f} %"),
         ("noise in the mean over the clip", f"{summary.noise_to_clip:.3g}"),
         ("agreeing updates over noise", f"{summary.signal_to_noise:.2g} after all rounds"),
         ("attempts that may be charged", f"{summary.max_attempts}"),
         ("colluders in a cohort", f"at most {summary.colluders}"),
-        ("neighbours, threshold, cut off", f"{summary.neighbours}, {summary.threshold}, {summary.cut_off}"),
+        ("shares that open a secret", f"{summary.threshold}"),
+        *([("bits of security", f"{summary.security_bits}")] if summary.security_bits else []),
     ):
         table.add_row(name, value)
     out().print(headline(summary.guarantees, summary.against))
     out().print(table)
-    for reason in (summary.why_noise, summary.why_bits, summary.why_graph, summary.why_colluders):
+    for reason in (summary.why_noise, summary.why_bits, summary.why_protocol, summary.why_colluders):
         out().print(reason)
     out().print(epsilons(summary.guarantees))
+
+
+def _traffic(summary: PlanSummary) -> Iterator[tuple[str, str]]:
+    """Yield the rows of what a client sends and receives: all messages of an attempt in which nobody drops out."""
+    yield "protocol", str(summary.protocol or "none: simulations of the sum only")
+    if summary.traffic is None:
+        return
+    parts = {"a client": summary.traffic.client, "a member of the committee": summary.traffic.member}
+    for who, traffic in parts.items():
+        if traffic is not None:
+            yield f"{who} sends", f"{traffic.sent:,} bytes per attempt"
+            yield f"{who} receives", f"{traffic.received:,} bytes per attempt, the model included"
+    if summary.traffic.roster:
+        yield "roster", f"{summary.traffic.roster:,} bytes, once"
 
 
 class Name(StrEnum):

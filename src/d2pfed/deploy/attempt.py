@@ -14,6 +14,7 @@ from d2pfed.deploy.requests import RunAnnouncement
 from d2pfed.deploy.rosters import Positions, accept_roster, current_roster
 from d2pfed.deploy.state import AcceptedRuns, RunTerms, SavedPhase
 from d2pfed.errors import PeerError, RolledBack
+from d2pfed.ledger import decode_release
 from d2pfed.ledger.client_log import ClientHistory, Entry
 from d2pfed.ledger.files import software_digest
 from d2pfed.ledger.rows import Head
@@ -21,8 +22,9 @@ from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.plan import Plan, Policy, Protocol, decode_plan
 from d2pfed.plan.bounds import MOST_ATTEMPTS
-from d2pfed.round import accept_invitation, enrolled_in
-from d2pfed.secagg import Client, Contribute, Enrolment, Roster, Session, decode_invitation
+from d2pfed.round import AttemptSession, accept_invitation, enrolled_in
+from d2pfed.round.invitation import read_invitation
+from d2pfed.secagg import Client, Contribute, Enrolment, Position, Roster, Session, lattice
 from d2pfed.secagg import History as Memory
 from d2pfed.secagg.roster import sign_position
 from d2pfed.secagg.wire import MessageKind, kind_of
@@ -62,7 +64,7 @@ class ClientAttempt:
     history: ClientHistory
     terms: RunTerms
     plan: Plan
-    session: Session
+    session: AttemptSession
     saved: SavedPhase
 
     @staticmethod
@@ -75,6 +77,8 @@ class ClientAttempt:
         now = time.time()
         attempt = ClientAttempt.resume(config, SavedPhase("", invitation, now, now + seconds, b""))
         session, plan = attempt.session, attempt.plan
+        if isinstance(session, lattice.Session) and config.client not in session.members:
+            raise PeerError(f"client {config.client} is not in the committee that it has computed")
         ClientAccount(config.log, config.budget).require_below_cap(plan, session.run, attempt.history)
 
         def require(history: ClientHistory) -> None:
@@ -88,7 +92,25 @@ class ClientAttempt:
             require_beginnings_left(history, session.run, plan)
             attempt.require_unused_draw(history)
 
-        row = {
+        history = note_begun(config, attempt.history, require, attempt.row)
+        return replace(attempt, history=history, saved=replace(attempt.saved, run=session.run))
+
+    @staticmethod
+    def resume(config: ClientConfig, saved: SavedPhase) -> "ClientAttempt":
+        """Go on with what was kept, as the invitation has it."""
+        enrolment, history = enrolment_of(config)
+        roster = None if enrolment is None else enrolment.roster
+        invited = read_invitation(saved.invitation, roster)
+        terms, plan = agreed_plan(config, roster, invited.run, invited.client, Protocol.PAIRWISE, Protocol.LATTICE)
+        least = config.policy.least_cohort
+        session = accept_invitation(plan, saved.invitation, least, roster, terms.first_draw)
+        return ClientAttempt(config, enrolment, history, terms, plan, session, saved)
+
+    @property
+    def row(self) -> dict[str, object]:
+        """What a row says of this attempt."""
+        session = self.session
+        return {
             "run": session.run,
             "round": session.round,
             "attempt": session.attempt,
@@ -97,48 +119,65 @@ class ClientAttempt:
             "draw": session.draw,
             "block": session.block,
         }
-        history = note_begun(config, attempt.history, require, row)
-        return replace(attempt, history=history, saved=replace(attempt.saved, run=session.run))
-
-    @staticmethod
-    def resume(config: ClientConfig, saved: SavedPhase) -> "ClientAttempt":
-        """Go on with what was kept, as the invitation has it."""
-        enrolment, history = enrolment_of(config)
-        roster = None if enrolment is None else enrolment.roster
-        invited = decode_invitation(saved.invitation, None if roster is None else roster.depth)
-        terms, plan = agreed_plan(config, roster, invited.run, invited.client, Protocol.PAIRWISE)
-        least = config.policy.least_cohort
-        session = accept_invitation(plan, saved.invitation, least, roster, terms.first_draw)
-        return ClientAttempt(config, enrolment, history, terms, plan, session, saved)
 
     def charge(self) -> int:
-        """Write the row of this attempt's vector, durably, and return how many of the run were sent before."""
-        # Under `once` two runs may have begun on one draw before either got a vector, so it is looked at again.
-        session, is_once = self.session, self.plan.sampling.method is Sampling.ONCE
-        return ClientAccount(self.config.log, self.config.budget).charge(
+        """Write the row of this attempt's vector, durably, and return how many of the run were sent before.
+
+        A client that speaks once has no phase that is used up, so its rows say whether it has spoken. At its cap it
+        writes one, too: its position must move on.
+        """
+        session, row = self.session, self.row
+        sent = ClientAccount(self.config.log, self.config.budget).charge(
             self.plan,
             session.run,
             session.round,
             session.attempt,
-            {"session": session.digest.hex(), "roster": session.roster_digest.hex(), "draw": session.draw},
-            require=self.require_unused_draw if is_once else lambda _history: None,
+            {name: row[name] for name in ("session", "roster", "draw")},
+            require=self._require_chargeable,
         )
+        if isinstance(session, lattice.Session) and sent >= self.plan.max_participations:
+            note_begun(self.config, self.config.log.read(), self._require_chargeable, {**row, "silent": True})
+        return sent
+
+    def _require_chargeable(self, history: ClientHistory) -> None:
+        is_once, session = self.plan.sampling.method is Sampling.ONCE, self.session
+        if isinstance(session, lattice.Session):
+            require_unsent(history, session)
+            self.require_unused_draw(history)
+        elif is_once:  # two runs may have begun on one draw before either got a vector, so it is looked at again
+            self.require_unused_draw(history)
 
     def require_unused_draw(self, history: ClientHistory) -> None:
-        """Refuse a draw that was used before under this roster, in any run; under `once`, one that got a vector."""
+        """Refuse a draw that was used before under this roster, in any run; under `once`, one that got a vector.
+
+        That an attempt has begun does not keep a member of its committee from its own vector.
+        """
         if self.enrolment is None or self.enrolment.roster.depth is None:
             return
-        entry = Entry.CHARGE if self.plan.sampling.method is Sampling.ONCE else Entry.BEGUN
-        session, rows = self.session, history.bodies(entry)
-        if session.draw in [row["draw"] for row in rows if row["roster"] == session.roster_digest.hex()]:
+        is_once, session, own = self.plan.sampling.method is Sampling.ONCE, self.session, self.row
+        begun = () if is_once else history.bodies(Entry.BEGUN)
+        rows = [*history.bodies(Entry.CHARGE), *(row for row in begun if row["session"] != own["session"])]
+        if session.draw in [row["draw"] for row in rows if row["roster"] == own["roster"]]:
             raise PeerError(f"draw {session.draw} of this roster was used before")
+
+    def memory(self) -> Memory | None:
+        """Return this client's signed position and what it remembers, where it is enrolled."""
+        if self.enrolment is None:
+            return None
+        colluders = self.config.policy.colluders(self.plan, enrolled_in(self.enrolment.roster))
+        return memory_of(self.config, self.enrolment, self.history, colluders)
+
+    def position(self) -> Position | None:
+        """Return where this client's log stands now, signed, where it is enrolled."""
+        if self.enrolment is None:
+            return None
+        return memory_of(self.config, self.enrolment, self.config.log.read()).position
 
     def answer(self, request: bytes, contribute: Contribute) -> tuple[bytes, bytes | None]:
         """Return the answer to a request, and the state to be kept for the next one, if there is one."""
-        config, memory = self.config, None
-        if self.enrolment is not None:
-            colluders = config.policy.colluders(self.plan, enrolled_in(self.enrolment.roster))
-            memory = memory_of(config, self.enrolment, self.history, colluders)
+        config, memory = self.config, self.memory()
+        if not isinstance(self.session, Session):
+            raise PeerError("this attempt is one of the lattice protocol, got a request of another one")
         if self.saved.state:
             state = self.saved.state
             client = Client.restore(self.session, config.client, contribute, state, self.enrolment, memory)
@@ -153,9 +192,12 @@ class ClientAttempt:
 
 
 def agreed_plan(
-    config: ClientConfig, roster: Roster | None, run: str, invited: int, protocol: Protocol
+    config: ClientConfig, roster: Roster | None, run: str, invited: int, *protocols: Protocol
 ) -> tuple[RunTerms, Plan]:
-    """Return the terms and the plan of a run, if this client is the one invited and its policy allows it still."""
+    """Return the terms and the plan of a run, if this client is the one invited and its policy allows it still.
+
+    `protocols` are those that the request may belong to; the plan says which.
+    """
     if invited != config.client:
         raise PeerError(f"this is client {config.client}, the invitation is for client {invited}")
     terms = AcceptedRuns(config.directory).terms(run)
@@ -164,8 +206,24 @@ def agreed_plan(
     plan = decode_plan(terms.plan)
     if terms.allowed != verdict_of(config.policy):
         config.policy.check(plan, enrolled_in(roster))  # its owner has changed it since, or the software
+    protocol = plan.protocol if plan.protocol in protocols else protocols[0]
+    if (plan.protocol is Protocol.LATTICE) != (protocol is Protocol.LATTICE):  # its quorum suffices nowhere else
+        raise PeerError(f"run {run} was agreed on in the {plan.protocol} protocol, got a request of another one")
     config.policy.require_served(protocol, plan, enrolled_in(roster))
     return terms, plan
+
+
+def require_unsent(history: ClientHistory, session: lattice.Session) -> None:
+    """Refuse a second vector of an attempt, and one of an attempt before the last: each has a row."""
+    releases = (decode_release(str(body["release"])) for body in history.bodies(Entry.CHARGE))
+    sent = [(release.round, release.attempt) for release in releases if release.run == session.run]
+    silent = [row for row in history.bodies(Entry.BEGUN) if row["run"] == session.run and row.get("silent")]
+    last = max([*sent, *((int(str(row["round"])), int(str(row["attempt"]))) for row in silent)], default=(-1, -1))
+    if (session.round, session.attempt) <= last:
+        raise PeerError(
+            f"round {session.round}, attempt {session.attempt} of run {session.run} is stale: this client has sent its "
+            f"vector of round {last[0]}, attempt {last[1]}"
+        )
 
 
 def note_begun(

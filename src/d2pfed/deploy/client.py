@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from d2pfed.accounting import Unit
 from d2pfed.deploy.attempt import ClientAttempt, accept_run
 from d2pfed.deploy.config import ClientConfig
+from d2pfed.deploy.lattice import LATTICE_REQUESTS, answer_lattice, convene, sweep_members
 from d2pfed.deploy.layout import Layout, NamedArrays, decode_model, decode_task
 from d2pfed.deploy.requests import (
     HAS_KEYS,
@@ -34,6 +35,7 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import IntVector, RingVector
 from d2pfed.plan import Request
 from d2pfed.round import Participant, Units
+from d2pfed.secagg import lattice
 from d2pfed.secagg.crypto import sign
 from d2pfed.secagg.wire import MessageKind, binding_of, kind_of
 from d2pfed.statistics.questions import STATISTIC, is_evaluation
@@ -84,6 +86,7 @@ class PrivateClient:
                 return self._participate(request)
             announcement = RunAnnouncement.decode(data)
             SavedPhases(self.config.directory).sweep()
+            sweep_members(self.config)
             accept_run(self.config, announcement)
             statement = announcement.statement(self.node, self.config.client)
             signature = b"" if self.config.secret is None else sign(self.config.secret, statement)
@@ -93,10 +96,14 @@ class PrivateClient:
         """Answer one frame of an attempt, from the phase that was saved, and save the next one."""
         if kind_of(request.frame) in STANDING_REQUESTS:
             return answer_standing(self.config, request.frame, self._contribute)
+        if kind_of(request.frame) in LATTICE_REQUESTS:
+            return answer_lattice(self.config, request, self._contribute)
         phases = SavedPhases(self.config.directory)
         phases.sweep()
         if kind_of(request.frame) == MessageKind.INVITATION:
             attempt = ClientAttempt.begin(self.config, request.frame, request.attempt_seconds)
+            if isinstance(attempt.session, lattice.Session):
+                return convene(attempt, request.frame)
             phases.sweep(lambda other: other.run == attempt.session.run)
         else:
             attempt = ClientAttempt.resume(self.config, phases.take(binding_of(request.frame)))

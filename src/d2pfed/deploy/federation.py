@@ -16,18 +16,20 @@ from d2pfed.errors import ConfigError, DamagedFile, TooFewClients, VoidStep
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan
-from d2pfed.round import Attempt, Invite, MaskedSum, OpenSum, StandingRun, gather, session_of
+from d2pfed.round import Attempt, AttemptSession, Collected, Invite, OpenSum, StandingRun, gather, session_of
 from d2pfed.round.aggregation import ignore
 from d2pfed.round.standing import ASSUMPTIONS
 from d2pfed.runs import ExchangeRecord, Run
 from d2pfed.runs.directory import RunDirectory
-from d2pfed.secagg import Roster, Session, Sum, standing
-from d2pfed.secagg.draws import Opening, draw_cohort, draw_key
+from d2pfed.secagg import Roster, Sum, standing
+from d2pfed.secagg.draws import Opening, draw_key, draw_order
 from d2pfed.secagg.wire import ClientId, MessageKind
 from d2pfed.training import Cohorts
 
 _log = logging.getLogger("d2pfed.deploy")
 
+# Who is asked for a vector may send it: a block of a partition is used up.
+_VECTORS = (MessageKind.MASK_REQUEST, MessageKind.LATTICE_REQUEST)
 _EPOCHS = "epochs"  # file in the run's directory: the number of the next epoch
 
 
@@ -73,7 +75,7 @@ class ParticipationLog:
 class BlameTracking:
     """Masked vectors whose unmasking excludes the clients that are to blame."""
 
-    masked: MaskedSum
+    masked: Collected
     log: ParticipationLog
     survivors: tuple[int, ...]
 
@@ -82,6 +84,7 @@ class BlameTracking:
         try:
             opened = self.masked.unmask()
         except TooFewClients as lack:
+            _log.warning("an attempt is void and stays charged: %s", lack)
             self.log.note(blamed=lack.blamed)
             raise
         self.log.note(blamed=opened.blamed)
@@ -145,6 +148,7 @@ class CohortDraw:
     draw: int = 0
     block: int = 0
     opening: Opening | None = None
+    order: tuple[ClientId, ...] = ()  # of the draw: its first clients are the committee
 
 
 class CohortSource:
@@ -180,14 +184,13 @@ class CohortSource:
         block = block if self._is_once else 0
         draw = self.first_draw + (0 if self._is_once else number * self._plan.attempts_per_round + attempt)
         opening = draws.tree.open(draw)
-        cohort = draw_cohort(
-            draw_key(roster.digest, draw, opening.seed), roster.clients, self._plan.sampling, block
-        )
-        return CohortDraw(cohort, draw, block, opening)
+        key = draw_key(roster.digest, draw, opening.seed)
+        order = draw_order(key, roster.clients, self._plan.sampling, block)
+        return CohortDraw(tuple(sorted(order)), draw, block, opening, order)
 
 
-class PairwiseFederation:
-    """Clients that agree on keys for each attempt: a drawn cohort is asked (`round.Attempts`)."""
+class CohortFederation:
+    """Clients with keys for each attempt: a drawn cohort is asked, or once and a committee again (`round.Attempts`)."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
@@ -196,8 +199,14 @@ class PairwiseFederation:
         self._cohorts = CohortSource(deployment)
         self._participation = ParticipationLog(deployment.run.directory)
         self._registry = deployment.registry(self._cohorts.first_draw)
+        committee = self._plan.committee
         self._exchange = ClientExchange(
-            deployment.transport, self._registry.nodes, deployment.deadlines, self._before, self._plan.quorum
+            deployment.transport,
+            self._registry.nodes,
+            deployment.deadlines,
+            self._before,
+            self._plan.quorum,
+            members=None if committee is None else committee.least,
         )
         self._drawn = CohortDraw(())
 
@@ -220,12 +229,16 @@ class PairwiseFederation:
                 drawn = self._cohorts.draw(attempt.round, attempt.number, self._participation.block)
         return drawn
 
-    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> Session:
+    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> AttemptSession:
         """Return the session of an attempt, bound to the roster and its draw."""
-        drawn = self._drawn
-        return session_of(self._plan, attempt, cohort, roster=self._roster, draw=drawn.draw, block=drawn.block)
+        drawn, roster = self._drawn, self._roster
+        return session_of(
+            self._plan, attempt, cohort, roster=roster, draw=drawn.draw, block=drawn.block, order=drawn.order
+        )
 
-    def collect(self, session: Session, model: FloatVector, _participations: Mapping[int, int]) -> BlameTracking:
+    def collect(
+        self, session: AttemptSession, model: FloatVector, _participations: Mapping[int, int]
+    ) -> BlameTracking:
         """Run the protocol's exchanges; clients count their participations themselves."""
         positions = self._deployment.memory()
         invite = Invite(
@@ -256,7 +269,7 @@ class PairwiseFederation:
 
     def _before(self, kind: MessageKind) -> None:
         self._deployment.alive()
-        if kind is MessageKind.MASK_REQUEST and self._plan.sampling.method is Sampling.ONCE:
+        if kind in _VECTORS and self._plan.sampling.method is Sampling.ONCE:
             self._participation.note(blocks=1)
 
 

@@ -76,7 +76,7 @@ class Layout:
     """The arrays of a model: those that are trained, as they lie in the flat vector, and those that stay local."""
 
     entries: tuple[ArraySpec, ...]
-    local: tuple[LocalArray, ...] | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
+    local: tuple[LocalArray, ...] | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
 
     def __post_init__(self) -> None:
         names = [*(entry.name for entry in self.entries), *(array.name for array in self.local or ())]

@@ -32,6 +32,7 @@ _SIZE_BYTES = 4
 _TIME_BYTES = 8
 _DIGEST_BYTES = 32
 _INLINE, _ATTACHED, _REFERRED = range(3)  # where the end of a frame is
+_BESIDE = 2  # is added where the blob is no part of the frame, which names it by its digest
 
 
 class RequestKind(StrEnum):
@@ -133,7 +134,7 @@ class MissingBlob(PeerError):  # noqa: N818 - the name of the event, not of a de
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """What the frames of an exchange end with, a round's model: sent to a node once, then referred to by SHA-256."""
+    """What the frames of an exchange end with or name, a model: sent to a node once, then referred to by SHA-256."""
 
     data: bytes = field(repr=False)
     digest: bytes
@@ -143,21 +144,23 @@ class Blob:
 class ExchangeRequest:
     """One frame of secure aggregation, and how many seconds the server waits for its answer and for the attempt.
 
-    The answer to it is a frame and nothing else, or `MISSING`. What the frame binds is whole again once it is decoded.
+    The answer to it is a frame and nothing else, or `MISSING`. What the frame binds is whole again once it is decoded,
+    or is beside it: the `model` that a request of the lattice protocol names.
     """
 
     frame: bytes
     seconds: float
     attempt_seconds: float
+    model: bytes = field(default=b"", repr=False)
 
-    def encode(self, blob: Blob | None = None, *, is_known: bool = False) -> bytes:
+    def encode(self, blob: Blob | None = None, *, is_known: bool = False, is_beside: bool = False) -> bytes:
         """Return the bytes of the request, without a blob that `is_known`; times are in whole milliseconds."""
         times = (round(seconds * 1000) for seconds in (self.seconds, self.attempt_seconds))
         packed = b"".join(pack_integer(time, _TIME_BYTES) for time in times)
-        if blob is None or not self.frame.endswith(blob.data):
+        if blob is None or not (is_beside or self.frame.endswith(blob.data)):
             return packed + bytes([_INLINE]) + self.frame
-        head = self.frame[: len(self.frame) - len(blob.data)]
-        where = bytes([_REFERRED if is_known else _ATTACHED])
+        head = self.frame if is_beside else self.frame[: len(self.frame) - len(blob.data)]
+        where = bytes([(_REFERRED if is_known else _ATTACHED) + (_BESIDE if is_beside else 0)])
         size = pack_integer(len(blob.data), _ID_BYTES)
         return b"".join((packed, where, blob.digest, size, head, b"" if is_known else blob.data))
 
@@ -165,7 +168,8 @@ class ExchangeRequest:
     def decode(data: bytes, blobs: Blobs | None = None) -> "ExchangeRequest":
         """Read the bytes of the request; raises MissingBlob where it refers to one that `blobs` does not have.
 
-        Guarantee: the frame ends with bytes of the digest that is stated. Checked: test_flower_blobs.py.
+        Guarantee: the frame ends with bytes of the digest that is stated, or has them beside it.
+        Checked: test_flower_blobs.py.
         """
         if len(data) > MAX_FRAME_BYTES:
             raise PeerError(f"a frame must have a size of at most {MAX_FRAME_BYTES}, got {len(data)}")
@@ -179,17 +183,21 @@ class ExchangeRequest:
         where = reader.integer(1)
         if where == _INLINE:
             return ExchangeRequest(reader.rest(), seconds, whole)
-        stated, size, rest = reader.take(_DIGEST_BYTES), reader.integer(_ID_BYTES), reader.rest()
-        if where == _ATTACHED:
-            blob = rest[-size:] if 0 < size <= len(rest) else b""
-            if sha256(blob).digest() != stated:
-                raise PeerError("a blob must have the digest that it is sent under")
-            if blobs is not None:
-                blobs.keep(stated, blob)
-            return ExchangeRequest(rest, seconds, whole)
-        if where != _REFERRED:
+        if where not in (_ATTACHED, _REFERRED, _BESIDE + _ATTACHED, _BESIDE + _REFERRED):
             raise PeerError(f"a request is whole, brings a blob or refers to one, got {where}")
-        found = None if blobs is None else blobs.find(stated)
-        if found is None or len(found) != size:
-            raise MissingBlob("this client does not have the blob that a request refers to")
-        return ExchangeRequest(rest + found, seconds, whole)
+        stated, size, head = reader.take(_DIGEST_BYTES), reader.integer(_ID_BYTES), reader.rest()
+        if where in (_ATTACHED, _BESIDE + _ATTACHED):
+            found = head[-size:] if 0 < size <= len(head) else b""
+            if sha256(found).digest() != stated:
+                raise PeerError("a blob must have the digest that it is sent under")
+            head = head[:-size]
+            if blobs is not None:
+                blobs.keep(stated, found)
+        else:
+            kept = None if blobs is None else blobs.find(stated)
+            if kept is None or len(kept) != size:
+                raise MissingBlob("this client does not have the blob that a request refers to")
+            found = kept
+        if where > _REFERRED:
+            return ExchangeRequest(head, seconds, whole, found)
+        return ExchangeRequest(head + found, seconds, whole)

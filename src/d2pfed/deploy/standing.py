@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from d2pfed.deploy.account import NOTHING_LEFT, ClientAccount, charged
@@ -190,7 +191,10 @@ def _begin(config: ClientConfig, invitation: bytes) -> bytes:
     after = note_begun(config, silo.history, require, row)
     with marking_rollbacks(config):
         answer, advertised = silo.machine(after).advertise(invitation, Entropy.system().require_system())
-    silo.keys.begin(epoch.run, invitation, advertised.encode(epoch, config.client))
+    silo.keys.begin(
+        join(invitation, advertised.encode(epoch, config.client)),
+        lambda data: standing.decode_invitation(split(data)[0]).run == epoch.run,
+    )
     return answer
 
 
@@ -212,21 +216,20 @@ def charged_steps(history: ClientHistory, epoch: standing.Epoch) -> frozenset[in
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """The file of one epoch's keys, in memory that no backup restores."""
+    """The file of one epoch's or one attempt's keys, in memory that no backup restores."""
 
     config: ClientConfig
     file: VolatileFile
 
     @staticmethod
-    def of(config: ClientConfig, epoch: bytes) -> "KeyFile":
-        """Return the file of an epoch; refuses a place that is not in memory."""
-        parent = config.state or default_volatile()
-        if parent is None:
-            raise ConfigError("standing keys need a directory in memory: name one in client.toml (state = ...)")
+    def of(config: ClientConfig, bound: bytes, *of_whom: str) -> "KeyFile":
+        """Return the file of an epoch, or of an attempt in a place of its own; refuses one that is not in memory."""
+        place = key_place(config, *of_whom)
+        if place is None:
+            raise ConfigError("keys need a directory in memory: name one in client.toml (state = ...)")
         if config.keys_on_disk:
             _log.warning(KEYS_ON_DISK)
-        own = digest("d2pfed volatile", config.authority, config.client).hex()[:32]
-        return KeyFile(config, VolatileFile(parent / own, epoch.hex(), keys_on_disk=config.keys_on_disk))
+        return KeyFile(config, VolatileFile(place, bound.hex(), keys_on_disk=config.keys_on_disk))
 
     def load(self) -> tuple[bytes, bytes]:
         """Return the epoch's invitation and what was kept; without it nothing is repaired."""
@@ -237,10 +240,18 @@ class KeyFile:
             raise PeerError("this silo has no standing keys of this epoch: it needs a new one")
         return split(data)
 
-    def begin(self, run: str, invitation: bytes, saved: bytes) -> None:
-        """Keep what a new epoch begins with; keys of earlier ones of its run, and what does not fit, are erased."""
-        self.file.sweep(self._holds, lambda data: standing.decode_invitation(split(data)[0]).run == run)
-        self.file.write(join(invitation, saved), self._head())
+    def holds_any(self) -> bool:
+        """Say whether anything is kept."""
+        return self.file.read(self._holds) is not None
+
+    def begin(self, content: bytes, over: Callable[[bytes], bool]) -> None:
+        """Keep what an epoch or an attempt begins with; keys that are over, and what does not fit, are erased."""
+        self.sweep(over)
+        self.file.write(content, self._head())
+
+    def sweep(self, over: Callable[[bytes], bool]) -> None:
+        """Erase the keys beside these ones that are over, and what does not fit."""
+        self.file.sweep(self._holds, over)
 
     def update(self, change: Callable[[bytes], tuple[bytes, _T]]) -> _T:
         """Change what was kept, under its lock; the new value is in its place when this returns."""
@@ -253,6 +264,13 @@ class KeyFile:
 
     def _head(self) -> Head:
         return self.config.log.read().head
+
+
+def key_place(config: ClientConfig, *of_whom: str) -> Path | None:
+    """Return the directory of a client's keys, made or not yet; None where the system has no place in memory."""
+    parent = config.state or default_volatile()
+    own = digest("d2pfed volatile", config.authority, config.client, *of_whom).hex()[:32]
+    return None if parent is None else parent / own
 
 
 def join(invitation: bytes, saved: bytes) -> bytes:

@@ -11,7 +11,7 @@ from d2pfed.accounting import SERVER, Sampling
 from d2pfed.deploy.rosters import SignedRoster, read_roster
 from d2pfed.errors import ConfigError
 from d2pfed.plan import PrivacyTarget
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 
 DIRECTORY_SETTING = "d2pfed-directory"  # in the app's configuration: the server's directory
 ROUNDS_SETTING = "num-server-rounds"  # as Flower's own templates call it

@@ -39,7 +39,8 @@ _AGAIN_SECONDS = 60.0  # after which a node that has not answered the announceme
 _TELL_SECONDS = 15.0  # while nothing changes, who is missing is said so often
 _ANNOUNCEMENT = "ANNOUNCEMENT"  # the name of this exchange in the log
 _SMALLEST_BLOB = 1 << 16
-_TRAINING = (MessageKind.MASK_REQUEST, MessageKind.STANDING_REQUEST)  # for whose answers clients train
+# For whose answers clients train.
+_TRAINING = (MessageKind.MASK_REQUEST, MessageKind.STANDING_REQUEST, MessageKind.LATTICE_REQUEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +263,9 @@ class NodeRegistry:
 class ClientExchange:
     """The exchanges of a run with clients behind an engine's nodes (`secagg.Exchange`).
 
-    `before` hears the kind of an exchange before its first request. After `quorum` answers the others have the grace.
-    What frames end with, the `blob`, is sent to a node until it has answered, and again if it has lost it.
+    `before` hears the kind of an exchange before its first request. After `quorum` answers the others have the grace,
+    after `members` where only a committee is asked. What frames end with or name, the `blob`, is sent to a node until
+    it has answered, and again if it has lost it.
     """
 
     transport: Transport
@@ -272,6 +274,7 @@ class ClientExchange:
     before: Callable[[MessageKind], None]
     quorum: int
     blob: Blob | None = None
+    members: int | None = None
     stats: list[ExchangeRecord] = field(default_factory=list)
     _sent_bytes: int = 0
     _held: dict[int, bytes] = field(
@@ -311,27 +314,37 @@ class ClientExchange:
                 stats = replace(
                     stats, answered=stats.answered + 1, received_bytes=stats.received_bytes + len(answer)
                 )
-                if stats.answered == self.quorum:
+                if stats.answered == self._enough(kind):
                     until = self.deadlines.after_quorum(begun, until)
                 yield client, answer
         self.stats.append(replace(stats, seconds=time.monotonic() - start, sent_bytes=self._sent_bytes))
 
+    def _enough(self, kind: MessageKind) -> int:
+        return self.quorum if self.members is None or kind in _TRAINING else self.members
+
     def carry(self, model: FloatVector) -> bytes:
-        """Return the model's bytes, which the next exchanges carry; those of a small one are not worth a reference."""
+        """Return the model's bytes, which the next exchanges carry; those of a small one are not worth a reference.
+
+        Where a committee opens sums, frames have no model: it always goes beside them.
+        """
         data = encode_model(model)
-        self.blob = Blob(data, sha256(data).digest()) if len(data) >= _SMALLEST_BLOB else None
+        is_blob = self.members is not None or len(data) >= _SMALLEST_BLOB
+        self.blob = Blob(data, sha256(data).digest()) if is_blob else None
         return data
 
     def _send(self, client: ClientId, frame: bytes, kind: MessageKind, seconds: float) -> dict[str, ClientId]:
         """Send a frame, without the blob if the node has it; return the client by the request's id."""
         node, blob = self.nodes[client], self.blob if kind in _TRAINING else None
         is_known = blob is not None and self._held.get(node) == blob.digest
-        data = ExchangeRequest(frame, seconds, self.deadlines.attempt).encode(blob, is_known=is_known)
-        request = self.transport.send(RequestKind.EXCHANGE, data, node, kind.name, seconds)
-        if request is None:
+        is_beside = kind is MessageKind.LATTICE_REQUEST
+        request = ExchangeRequest(frame, seconds, self.deadlines.attempt)
+        data = request.encode(blob, is_known=is_known, is_beside=is_beside)
+        sent = self.transport.send(RequestKind.EXCHANGE, data, node, kind.name, seconds)
+        if sent is None:
             return {}
-        self._sent_bytes += len(frame) - (len(blob.data) if blob is not None and is_known else 0)
-        return {request: client}
+        size = 0 if blob is None else len(blob.data)
+        self._sent_bytes += len(frame) + (size if is_beside else 0) - (size if is_known else 0)
+        return {sent: client}
 
     def refused(self, client: ClientId, error: PeerError) -> None:
         """Log why an answer to the last exchange does not count."""

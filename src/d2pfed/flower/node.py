@@ -32,7 +32,7 @@ from d2pfed.deploy.transport import Pace
 from d2pfed.errors import ConfigError, D2PFedError
 from d2pfed.ledger.files import create_file
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy
-from d2pfed.plan import PrivacyTarget, calibrate
+from d2pfed.plan import Plan, PrivacyTarget, ProtocolChoice, calibrate
 from d2pfed.round import Attempt, Participant, gather, session_of
 from d2pfed.round.aggregation import InProcess, Machine
 
@@ -55,23 +55,27 @@ def require_flower(found: str) -> None:
 
 
 def rehearse() -> None:
-    """Run a private sum between made-up clients in this process: what it loads and compiles, no message has to."""
-    clients = 0, 1, 2
-    target = PrivacyTarget(
-        dimension=1024,
-        population=len(clients),
-        cohort_size=len(clients),
-        rounds=1,
-        epsilon=1e3,
-        delta=1e-5,
-        against=SERVER,
-        sampling=Sampling.NONE,
-        dropouts=0.0,
-        colluders=0.0,
-    )
-    plan = calibrate(target)
-    session = session_of(plan, Attempt("rehearsal", 0, 0), clients)
-    update = np.zeros(target.dimension, np.float32)
+    """Run private sums between made-up clients in this process: what they load and compile, no message has to."""
+    for protocol, count in ((ProtocolChoice.PAIRWISE, 3), (ProtocolChoice.LATTICE, 24)):
+        target = PrivacyTarget(
+            dimension=1024,
+            population=count,
+            cohort_size=count,
+            rounds=1,
+            epsilon=1e3,
+            delta=1e-5,
+            against=SERVER,
+            sampling=Sampling.NONE,
+            dropouts=0.0,
+            colluders=0.0,
+            protocol=protocol,
+        )
+        _rehearse(calibrate(target))
+
+
+def _rehearse(plan: Plan) -> None:
+    session = session_of(plan, Attempt("rehearsal", 0, 0), tuple(range(plan.cohort_size)))
+    update = np.zeros(plan.dimension, np.float32)
 
     def join(client: int) -> Machine:
         participant = Participant(plan=plan, client=client, entropy=Entropy.system(), participations=0)

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result
 from safetensors.numpy import save
 
 from d2pfed.accounting import Sampling
-from d2pfed.deploy.federation import Deployment, PairwiseFederation, StandingFederation, require_lasting
+from d2pfed.deploy.federation import CohortFederation, Deployment, StandingFederation, require_lasting
 from d2pfed.deploy.layout import Layout
 from d2pfed.deploy.monitoring import Callback, Monitor, shown_progress
 from d2pfed.deploy.rosters import SignedRoster
@@ -34,7 +34,7 @@ BEST = "best.safetensors"  # beside the last model, in the run's directory
 class KeyUse(StrEnum):
     """How long the keys live under which vectors are masked."""
 
-    ATTEMPT = "attempt"  # four exchanges a round, dropouts are tolerated
+    ATTEMPT = "attempt"  # some exchanges a round, dropouts are tolerated
     STANDING = "standing"  # one exchange a round, void and tried again if a silo is missing
 
 
@@ -98,7 +98,11 @@ class PrivateFedAvg:
             object.__setattr__(self, "keys", KeyUse(self.keys))
         if self.keys is KeyUse.STANDING and self.roster is None:
             raise ConfigError("standing keys are for enrolled silos, got no roster")
-        protocol = Protocol.STANDING if self.has_standing_keys else Protocol.PAIRWISE
+        is_lattice = self.plan.protocol is Protocol.LATTICE
+        if is_lattice and self.keys is KeyUse.STANDING:
+            raise ConfigError("the plan runs in the lattice protocol, which has no standing keys")
+        once = Protocol.LATTICE if is_lattice else Protocol.PAIRWISE
+        protocol = Protocol.STANDING if self.has_standing_keys else once
         require_deployable(protocol, self.plan, None if self.roster is None else len(self.population))
 
     @staticmethod
@@ -149,7 +153,7 @@ class PrivateFedAvg:
     @property
     def has_standing_keys(self) -> bool:
         """Whether silos keep keys for the run, so that a round is one exchange."""
-        chosen = self.plan.uses_standing_keys if self.keys is None else self.keys is KeyUse.STANDING
+        chosen = self.plan.protocol is Protocol.STANDING if self.keys is None else self.keys is KeyUse.STANDING
         return chosen and self.roster is not None
 
     def start(
@@ -218,7 +222,7 @@ class PrivateFedAvg:
             if self.has_standing_keys:
                 summary = run.train(StandingFederation(deployment), evaluator, monitor, rounds)
             else:
-                summary = run.train(PairwiseFederation(deployment), evaluator, monitor, rounds)
+                summary = run.train(CohortFederation(deployment), evaluator, monitor, rounds)
             if summary.end is End.EXHAUSTED:
                 raise BudgetExceeded(summary.stopped)
         result = Result()

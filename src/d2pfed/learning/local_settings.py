@@ -12,7 +12,7 @@ import torch
 
 from d2pfed.errors import ConfigError, shown
 from d2pfed.fields import TRAINING, about, check_types, documented
-from d2pfed.numerics.canonical import OMITTED_IF_NONE
+from d2pfed.numerics.canonical import OMITTED_IF_DEFAULT
 from d2pfed.numerics.ring import IntVector
 from d2pfed.training import round_of
 
@@ -49,7 +49,7 @@ class Precision(StrEnum):
 
 
 def _later(text: str, unset: str) -> dict[str, object]:
-    return dict(about(text, TRAINING, unset=unset)) | OMITTED_IF_NONE
+    return dict(about(text, TRAINING, unset=unset)) | OMITTED_IF_DEFAULT
 
 
 @documented

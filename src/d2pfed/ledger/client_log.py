@@ -41,6 +41,7 @@ class Entry(StrEnum):
     OPENING = "opening"  # the log begins
     BEGUN = "begun"  # an attempt, before the client's keys for it leave
     CHARGE = "charge"  # a vector, before it is made
+    SIGNED = "signed"  # whose sum a member of a committee opens, before its signature leaves
     ROSTER = "roster"  # a newer roster that the client goes by
     DECLARATION = "declaration"  # a person's word on what the log does not know
 

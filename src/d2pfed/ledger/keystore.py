@@ -30,7 +30,7 @@ _BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
 _MOUNTS_FILE = Path("/proc/self/mountinfo")
 MOST_FILES = 64  # of keys of different runs: a server that begins run after run fills no memory
 
-KEYS_ON_DISK = "standing keys are on a disk (keys_on_disk = true): a backup of that directory voids the guarantee"
+KEYS_ON_DISK = "keys are on a disk (keys_on_disk = true): a backup of that directory voids the guarantee"
 
 
 def boot() -> str:
@@ -86,7 +86,7 @@ class VolatileFile:
     def __init__(self, directory: Path, name: str, *, keys_on_disk: bool = False) -> None:
         if not (keys_on_disk or is_in_memory(directory)):
             raise FileError(
-                f"standing keys are kept in memory only, and {directory} is on a disk: name a directory on a tmpfs "
+                f"keys are kept in memory only, and {directory} is on a disk: name a directory on a tmpfs "
                 f"(state = ...), or accept that a backup voids the guarantee (keys_on_disk = true)"
             )
         make_directory(directory)

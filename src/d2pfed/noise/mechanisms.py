@@ -207,14 +207,17 @@ class Protocol(Choice):
 
     Attributes:
         PAIRWISE: fresh masks between all pairs of a cohort, which are opened for those who drop out.
+        LATTICE: the noise is also that of learning with errors; a drawn committee opens the sum of the secrets.
         STANDING: masks from keys that a fixed set of silos agrees on once; nothing is ever opened.
     """
 
     PAIRWISE = "pairwise"
+    LATTICE = "lattice"
     STANDING = "standing"
 
 
 _ANY = tuple(Protocol)
+_MASKED = Protocol.PAIRWISE, Protocol.STANDING  # whatever the noise
 Sized = Callable[[float, int], Mechanism]  # from the width of a sum's noise, and how many clients add it
 
 
@@ -255,7 +258,7 @@ class MechanismName(Choice):
     CENTERED = "centered", Centered, DiscreteGaussianSum, None, _ANY
     SHARED = "shared", Shared, DiscreteGaussianSum, lambda w, _: Shared(_up(w)), (Protocol.PAIRWISE,)
     DDGAUSS = "ddgauss", DDGauss, DiscreteGaussianSum, lambda w, n: DDGauss(_up(w / math.sqrt(n))), _ANY
-    SKELLAM = "skellam", SkellamNoise, SkellamSum, lambda w, n: SkellamNoise(_up(w**2 / n)), _ANY
+    SKELLAM = "skellam", SkellamNoise, SkellamSum, lambda w, n: SkellamNoise(_up(w**2 / n)), _MASKED
     BINOMIAL = "binomial", BinomialNoise, BinomialSum, lambda w, n: BinomialNoise(2 * math.ceil(2 * w**2 / n)), ()
 
     @staticmethod

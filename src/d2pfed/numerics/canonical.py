@@ -16,7 +16,7 @@ MOST_CHARACTERS = 1 << 22  # of any text: a release with 10^6 participants has f
 MOST_DIGITS = 80  # of a whole number, or of either part of a fraction
 MOST_DEPTH = 16  # of values within values
 _TOO_LONG = 10**MOST_DIGITS
-OMITTED_IF_NONE = {"canonical": "omitted if None"}  # metadata of a field that older texts do not have
+OMITTED_IF_DEFAULT = {"canonical": "omitted if default"}  # metadata of a field that older texts do not have
 _FLOAT_CHARACTERS = 32  # of a float in hexadecimal, which has at most 24
 
 
@@ -70,7 +70,7 @@ def _to_plain(value: object) -> object:
 
 
 def _is_written(value: object, item: dataclasses.Field[Any]) -> bool:
-    return getattr(value, item.name) is not None or "canonical" not in item.metadata
+    return getattr(value, item.name) != item.default or "canonical" not in item.metadata
 
 
 def _whole(digits: str) -> int:

@@ -9,16 +9,18 @@ from fractions import Fraction
 
 from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.errors import ConfigError, shown
-from d2pfed.secagg.pairwise.graph import SIGNED_UP_TO
-from d2pfed.secagg.pairwise.neighbors import colluders_in_cohort
+from d2pfed.secagg.lattice import parameters as lattice
+from d2pfed.secagg.trust import colluders_in_cohort
 
 MOST_ROUNDS = 100_000  # more take minutes to account for
 MOST_ATTEMPTS = 2 * MOST_ROUNDS  # of a whole run
 MOST_ATTEMPTS_PER_ROUND = 1_000
 MOST_POPULATION = 10**9
-MOST_COHORT = 1_000_000  # where the server is believed; signed cohorts have at most 20,000
+MOST_COHORT = 1_000_000  # where the server is believed
+MOST_SIGNED = lattice.MOST_COHORT  # clients of a cohort under a server that may lie
 LEAST_DELTA = 1e-50  # smaller ones are beyond what the accountants resolve, and what anyone could notice
-VERIFIED_DRAWS = 4 << 12  # cohorts that a server can choose among: four rosters of 2^12 draws each
+VERIFIED_DEPTH = 12  # of a roster's tree of draws
+VERIFIED_DRAWS = 4 << VERIFIED_DEPTH  # cohorts that a server can choose among: those of four rosters
 LONGEST_NAME = 100  # of a run, an evaluation, a plot: each becomes the name of a file or a directory
 
 
@@ -56,16 +58,21 @@ def colluders_within(share: float, sampling: CohortSampling, draws: int) -> int:
     colluding = colluding_clients(share, sampling.population)
     if colluding == 0:
         return 0
-    if sampling.cohort_size > SIGNED_UP_TO:
-        raise ConfigError(
-            f"colluders are counted in cohorts of at most {SIGNED_UP_TO}, got {sampling.cohort_size}"
-        )
-    if draws == 0 or sampling.method is Sampling.NONE:
+    if sampling.cohort_size > MOST_SIGNED:
+        raise ConfigError(f"colluders are counted in cohorts of at most {MOST_SIGNED}, got {sampling.cohort_size}")
+    choices = cohorts_to_choose(sampling, draws)
+    if choices == 0:
         return (
             colluding if sampling.cohort_size == sampling.population else min(colluding, sampling.cohort_size - 1)
         )
-    blocks = sampling.population // sampling.cohort_size if sampling.method is Sampling.ONCE else 1
-    return colluders_in_cohort(sampling.population, colluding, sampling.cohort_size, draws * blocks)
+    return colluders_in_cohort(sampling.population, colluding, sampling.cohort_size, choices)
+
+
+def cohorts_to_choose(sampling: CohortSampling, draws: int) -> int:
+    """Return among how many cohorts a server can choose; 0 where it names them, as nothing is drawn verifiably."""
+    if sampling.method is Sampling.NONE:
+        return 0
+    return draws * (sampling.population // sampling.cohort_size if sampling.method is Sampling.ONCE else 1)
 
 
 def require_honest_majority(cohort: int, quorum: int, colluders: int) -> None:

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from fractions import Fraction
+from functools import cache, lru_cache, partial
 
 from d2pfed.accounting import (
     RELEASED,
@@ -19,14 +20,25 @@ from d2pfed.accounting import (
 from d2pfed.errors import ConfigError
 from d2pfed.fields import check_arguments
 from d2pfed.noise.clipping import AdaptiveClip, Weighting
-from d2pfed.noise.mechanisms import MechanismName
+from d2pfed.noise.codec import Codec
+from d2pfed.noise.mechanisms import Centered, DDGauss, Mechanism, MechanismName, Protocol
 from d2pfed.numerics.ring import MAX_BITS, Ring
 from d2pfed.plan import widths
-from d2pfed.plan.bounds import MOST_ROUNDS
+from d2pfed.plan.bounds import MOST_ROUNDS, MOST_SIGNED, check_range, cohorts_to_choose, colluding_clients
 from d2pfed.plan.plan import Plan, run_guarantee
-from d2pfed.plan.target import PrivacyTarget, RotationName
-from d2pfed.secagg.pairwise.graph import SIGNED_COMPLETE_UP_TO, SIGNED_UP_TO, Consistency
-from d2pfed.secagg.pairwise.neighbors import Neighborhood, Risk, choose, complete
+from d2pfed.plan.target import PrivacyTarget, ProtocolChoice, RotationName
+from d2pfed.secagg.lattice.parameters import (
+    LEAST_COHORT,
+    LEAST_SECRET,
+    MOST_BITS,
+    MOST_DIMENSION,
+    Committee,
+    choose_committee,
+    secret_length,
+)
+from d2pfed.secagg.pairwise.session import MOST_COHORT as MOST_PAIRS
+from d2pfed.secagg.pairwise.session import least_threshold
+from d2pfed.secagg.trust import Consistency
 
 PRECISION = 5e-4  # relative, of the noise: how far above the least the answer may be
 SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e6
@@ -35,8 +47,8 @@ SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e6
 def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
     """Find the least noise that keeps the whole run within the target's epsilon, and the bits that carry it.
 
-    Guarantee: `max_attempts` releases with the noise of a quorum, less the colluders and who may be cut off, spend at
-    most epsilon against the target's observer. Checked: test_plan.py::test_a_plan_keeps_its_guarantee.
+    Guarantee: `max_attempts` releases with the noise of a quorum, less the colluders, spend at most epsilon against
+    the target's observer. Checked: test_plan.py::test_a_plan_keeps_its_guarantee.
 
     Args:
         target: the privacy target, with dimension, population, cohort size and rounds.
@@ -68,17 +80,15 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
         # The guarantee is that of a fixed clip, the radius that bounds update and bit: docs/theory.md, section 16.
         adaptive = AdaptiveClip.beside(2 * ideal_multiplier(target) / target.cohort_size, target.initial_clip)
         return replace(calibrate(_widened(target, adaptive.radius)), adaptive_clip=adaptive)
-    hood = neighborhood_of(target)
+    protocol = protocol_of(target)
     ideal = ideal_multiplier(target)
-    draft = _Draft(target, hood, widths.finest(target, ideal))
-    plan = draft.search(ideal)
+    draft = _Draft(target, protocol, widths.finest(target, ideal))
+    multiplier = draft.search(ideal)
     if target.bits is not None and target.mechanism is not MechanismName.CENTERED:
-        multiplier = plan.noise_multiplier * target.adjacency.radii / 2 * (1 + 4 * PRECISION)
-        draft = replace(
-            draft, steps=widths.finest_within(Ring(target.bits), target, multiplier, draft.contributors)
-        )
-        plan = draft.search(ideal)
-    return draft.with_bits(plan)
+        reserve = multiplier * (1 + 4 * PRECISION)
+        draft = replace(draft, steps=widths.finest_within(Ring(target.bits), target, reserve, draft.contributors))
+        multiplier = draft.search(ideal)
+    return draft.plan(multiplier)
 
 
 def _widened(target: PrivacyTarget, radius: float) -> PrivacyTarget:
@@ -120,16 +130,16 @@ class _Draft:
     """A family of plans that differ in their noise; `steps` is the clip in lattice steps, where rounding needs one."""
 
     target: PrivacyTarget
-    hood: Neighborhood
+    protocol: Protocol | None
     steps: float
 
     @property
     def contributors(self) -> int:
-        """How many clients' noise nobody knows, at a quorum: the others may tell theirs, or be kept out of the sum."""
-        return self.target.quorum - self.target.cohort_colluders - self.hood.cut_off
+        """How many clients' noise nobody knows, at a quorum: the others may tell theirs."""
+        return self.target.quorum - self.target.cohort_colluders
 
-    def search(self, start: float) -> Plan:
-        """Return the member with the least noise whose certified epsilon is within the target."""
+    def search(self, start: float) -> float:
+        """Return the least multiplier whose certified epsilon is within the target."""
         target = self.target
 
         @cache
@@ -144,8 +154,15 @@ class _Draft:
         step = PRECISION  # doubled each time: where the exact epsilon is above the bound, it may be far above
         while spent(multiplier, exact=True).epsilon > target.epsilon:
             multiplier, step = multiplier * (1 + step), 2 * step
+        return multiplier
+
+    def plan(self, multiplier: float) -> Plan:
+        """Return the member with this noise, in the target's ring or the least that is unlikely to wrap."""
+        target = self.target
         codec, mechanism = widths.parts_of(target, self.steps, multiplier, self.contributors)
-        return Plan(
+        ring = self._ring(codec, mechanism)
+        plan = partial(
+            Plan,
             unit=target.unit,
             adjacency=target.adjacency,
             sampling=target.cohort_sampling,
@@ -159,34 +176,36 @@ class _Draft:
             consistency=target.consistency,
             colluders=target.cohort_colluders,
             quorum=target.quorum,
-            threshold=self.hood.threshold,
-            neighbours=self.hood.degree,
-            cut_off=self.hood.cut_off,
             codec=codec,
             mechanism=mechanism,
-            ring=Ring(MAX_BITS),
+            ring=ring,
             batches=target.batches,
             records=target.records,
         )
+        if self.protocol is Protocol.LATTICE and isinstance(mechanism, Centered | DDGauss):
+            secret = secret_length(ring.bits, mechanism.sigma)
+            committee = committee_of(target, secret)
+            return plan(threshold=committee.openers, committee=committee, secret=secret)
+        is_standing = self.protocol is Protocol.STANDING and target.unit is Unit.CLIENT
+        threshold = least_threshold(target.cohort_size, target.cohort_colluders)
+        return plan(threshold=threshold, has_standing_keys=is_standing)
 
-    def with_bits(self, plan: Plan) -> Plan:
-        """Return the plan with the target's ring, or with the least that is unlikely to wrap."""
-        width, most = widths.noise_width(plan.codec, plan.mechanism)
+    def _ring(self, codec: Codec, mechanism: Mechanism) -> Ring:
+        target = self.target
+        width, most = widths.noise_width(codec, mechanism)
         if width > most:
-            raise widths.too_wide(plan.epsilon, plan.against, most, width)
-        fitting = [
-            bits
-            for bits in range(1, MAX_BITS + 1)
-            if replace(plan, ring=Ring(bits)).wrap_probability <= widths.SAFE_WRAP_PROBABILITY
-        ]
-        if not fitting:
-            raise ConfigError(
-                f"a sum over {plan.cohort_size} clients needs more than {MAX_BITS} bits per coordinate"
-            )
-        bits = self.target.bits or fitting[0]
-        if bits < fitting[0]:
-            raise ConfigError(f"bits must be at least {fitting[0]} for this noise and cohort, got {bits}")
-        return replace(plan, ring=Ring(bits))
+            raise widths.too_wide(target.epsilon, target.against, most, width)
+        cohort, most_bits = target.cohort_size, MOST_BITS if self.protocol is Protocol.LATTICE else MAX_BITS
+        vectors = widths.summed_vectors(cohort, target.records, target.batches)
+        for bits in range(1, most_bits + 1):
+            chance = widths.wrap_probability(codec, mechanism, Ring(bits), cohort, vectors)
+            if chance <= widths.SAFE_WRAP_PROBABILITY:
+                break
+        else:
+            raise ConfigError(f"a sum over {cohort} clients needs more than {most_bits} bits per coordinate")
+        if target.bits is not None and target.bits < bits:
+            raise ConfigError(f"bits must be at least {bits} for this noise and cohort, got {target.bits}")
+        return Ring(target.bits or bits)
 
 
 def _account(target: PrivacyTarget, noise: Noise, *, exact: bool = False) -> Guarantee:
@@ -248,19 +267,79 @@ def _least_multiplier(target: PrivacyTarget, epsilon_at: Callable[[float], float
     return high
 
 
-def neighborhood_of(target: PrivacyTarget) -> Neighborhood:
-    """Return who holds whose shares: the least that withstands the target's dropouts and colluders."""
+def protocol_of(target: PrivacyTarget) -> Protocol | None:
+    """Return the protocol that a target's plan runs: the one asked for, or the one with the least upload.
+
+    Silos of records have standing keys. Under a server that may lie, cohorts of 64 and more speak once, as that takes
+    fewer bytes from there on (test_plan_traffic.py); where it is believed, pair masks serve as long as they can. None:
+    no protocol carries so large a cohort with this noise, which can be simulated only.
+    """
+    cohort, mechanism = target.cohort_size, target.mechanism
+    if target.protocol is not ProtocolChoice.AUTO:
+        chosen = Protocol(target.protocol.value)
+        _require(target, chosen)
+        return chosen
+    if target.unit is Unit.RECORD:
+        _require(target, Protocol.STANDING)
+        return Protocol.STANDING
+    is_signed = target.consistency is Consistency.SIGNED
+    if cohort > MOST_PAIRS or (is_signed and cohort >= LEAST_COHORT):
+        try:
+            _require(target, Protocol.LATTICE)
+        except ConfigError:
+            if is_signed and cohort > MOST_PAIRS:
+                raise
+        else:
+            return Protocol.LATTICE
+    _require(target, Protocol.PAIRWISE)
+    return Protocol.PAIRWISE if cohort <= MOST_PAIRS and Protocol.PAIRWISE in mechanism.runs_in else None
+
+
+def _require(target: PrivacyTarget, protocol: Protocol) -> None:
+    """Refuse a protocol that cannot carry a target, and state the rule; pair masks of any number can be simulated."""
+    cohort, asked = target.cohort_size, target.protocol is not ProtocolChoice.AUTO
+    if protocol not in target.mechanism.runs_in and (asked or protocol is Protocol.LATTICE):
+        raise ConfigError(f"the {protocol} protocol does not carry the mechanism {target.mechanism}")
+    if protocol is Protocol.LATTICE:
+        if target.unit is Unit.RECORD:
+            raise ConfigError("the lattice protocol takes the unit client, got record")
+        check_range("bits", target.bits or 1, 1, MOST_BITS)
+        if target.bits is not None and target.mechanism is not MechanismName.CENTERED and not asked:
+            raise ConfigError(
+                "given bits may make rounded noise too narrow for the lattice protocol: name it, or no bits"
+            )
+        check_range("dimension", target.dimension, 1, MOST_DIMENSION)
+        check_range("quorum", target.quorum, target.cohort_colluders + 2, cohort)
+        committee_of(target, LEAST_SECRET)
+        return
     _require_honest_majority(target)
-    risk = Risk(dropouts=target.cohort_size - target.quorum, colluders=target.cohort_colluders)
-    # Under `shared` everyone contributes to everyone's seed, which needs a channel between any two.
-    if target.mechanism is not MechanismName.SHARED:
-        return choose(target.cohort_size, risk, target.consistency)
-    if target.consistency is Consistency.SIGNED and target.cohort_size > SIGNED_COMPLETE_UP_TO:
+    if protocol is Protocol.STANDING:
+        if target.sampling is not Sampling.NONE or cohort != target.population:
+            raise ConfigError(
+                f"standing keys are for all silos in every round, got sampling {target.sampling} and {cohort} of "
+                f"{target.population}"
+            )
+        return
+    if target.quorum - target.cohort_colluders < 2 and target.mechanism is not MechanismName.SHARED:
         raise ConfigError(
-            f"the mechanism {target.mechanism} under signed consistency takes cohorts of at most "
-            f"{SIGNED_COMPLETE_UP_TO}, got {target.cohort_size}"
+            f"dropouts and colluders must leave 2 of {cohort} clients, got {cohort - target.quorum} and "
+            f"{target.cohort_colluders}"
         )
-    return complete(target.cohort_size, risk)
+    if (asked or target.consistency is Consistency.SIGNED) and cohort > MOST_PAIRS:
+        raise ConfigError(f"pair masks take cohorts of at most {MOST_PAIRS}, got {cohort}")
+
+
+def committee_of(target: PrivacyTarget, secret: int) -> Committee:
+    """Return the least committee for a target's dropouts and colluders, over all draws."""
+    sampling, cohort = target.cohort_sampling, target.cohort_size
+    return choose_committee(
+        cohort,
+        Fraction(cohort - target.quorum, cohort),
+        secret,
+        population=sampling.population,
+        colluding=colluding_clients(target.colluders, sampling.population),
+        draws=cohorts_to_choose(sampling, target.draws),
+    )
 
 
 def _require_honest_majority(target: PrivacyTarget) -> None:
@@ -272,7 +351,7 @@ def _require_honest_majority(target: PrivacyTarget) -> None:
     hints = [f"at most {missing} dropouts"] if missing >= 0 and cohort >= colluders + 2 else []
     hints += [f"at most {2 * quorum - cohort - 1} colluders in a cohort"] if 2 * quorum > cohort else []
     # A larger cohort, in steps of a quarter, that has few enough dropouts and colluders at the same shares.
-    most = min(target.population // (target.rounds if target.sampling is Sampling.ONCE else 1), SIGNED_UP_TO)
+    most = min(target.population // (target.rounds if target.sampling is Sampling.ONCE else 1), MOST_SIGNED)
     size = cohort
     while (size := size + max(1, size // 4)) <= most:
         larger = replace(target, cohort_size=size, spare=0, max_participations=None)

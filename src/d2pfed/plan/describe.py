@@ -5,13 +5,15 @@ from dataclasses import dataclass, replace
 
 from d2pfed.accounting import Adjacency, Guarantee, Observer, Sampling, Unit, round_up
 from d2pfed.fields import check_arguments
-from d2pfed.noise.mechanisms import Centered, MechanismName
+from d2pfed.noise.mechanisms import Centered, MechanismName, Protocol
 from d2pfed.plan.bounds import colluding_clients
 from d2pfed.plan.calibrate import ideal_multiplier
 from d2pfed.plan.plan import Plan, guarantees
 from d2pfed.plan.target import PrivacyTarget
+from d2pfed.plan.traffic import PlanTraffic, traffic_of
 from d2pfed.plan.widths import SAFE_WRAP_PROBABILITY
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.lattice.parameters import SECURITY_BITS
+from d2pfed.secagg.trust import Consistency
 
 # The most that updates add up to over all rounds, over the noise's norm: below 1 the accuracy of a run is hardly above
 # chance, below 3 well under that of training in the clear (docs/training.md#what-to-expect).
@@ -34,15 +36,16 @@ class PlanSummary:
         signal_to_noise: the most that updates add up to over all rounds, over the norm of the noise.
         max_attempts: how many attempts may be charged.
         colluders: how many of a cohort may collude with the server.
-        neighbours: as in `Plan`.
         threshold: as in `Plan`.
-        cut_off: as in `Plan`.
+        protocol: as in `Plan`.
+        traffic: what a client sends and receives in an attempt; None if no protocol carries the plan.
+        security_bits: of learning with errors, in the lattice protocol.
         against: the observer that the target's epsilon is about, with the colluders that it was planned for.
         guarantees: one epsilon per observer.
         why_noise: why so much noise.
         why_signal: how far updates add up over it.
         why_bits: why so many bits.
-        why_graph: how secrets are shared.
+        why_protocol: how vectors are added up, and what that rests on.
         why_colluders: why so many colluders are planned for.
         warnings: what to know before such a run, and what would help.
     """
@@ -58,15 +61,16 @@ class PlanSummary:
     signal_to_noise: float
     max_attempts: int
     colluders: int
-    neighbours: int
     threshold: int
-    cut_off: int
+    protocol: Protocol | None
+    traffic: PlanTraffic | None
+    security_bits: int | None
     against: Observer
     guarantees: tuple[Guarantee, ...]
     why_noise: str
     why_signal: str
     why_bits: str
-    why_graph: str
+    why_protocol: str
     why_colluders: str
     warnings: tuple[str, ...]
 
@@ -109,15 +113,16 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         signal_to_noise=signal,
         max_attempts=plan.max_attempts,
         colluders=plan.colluders,
-        neighbours=plan.neighbours,
         threshold=plan.threshold,
-        cut_off=plan.cut_off,
+        protocol=plan.protocol,
+        traffic=traffic_of(plan),
+        security_bits=None if plan.committee is None else SECURITY_BITS,
         against=plan.planned_against,
         guarantees=guarantees(plan),
         why_noise=_why_noise(target, plan, clip),
         why_signal=why_signal,
         why_bits=why_bits,
-        why_graph=_why_graph(plan),
+        why_protocol=_why_protocol(plan),
         why_colluders=_why_colluders(target, plan),
         warnings=_warnings(plan, signal, why_signal),
     )
@@ -156,7 +161,6 @@ def _why_noise(target: PrivacyTarget, plan: Plan, clip: float) -> str:
     missing, more, adaptive = plan.cohort_size - plan.quorum, plan.max_attempts - plan.rounds, plan.adaptive_clip
     reserve = f", even if {missing} of them are missing" if missing else ""
     reserve += f", and {plan.colluders} of them reveal their noise" if plan.colluders else ""
-    reserve += f", and the server keeps {plan.cut_off} of them out of the sum" if plan.cut_off else ""
     spare = f" and {more} spare attempt{'s' * (more > 1)}" if more else ""
     clients = "clients" if plan.unit is Unit.CLIENT else "silos"
     text = (
@@ -171,17 +175,31 @@ def _why_noise(target: PrivacyTarget, plan: Plan, clip: float) -> str:
     )
 
 
-def _why_graph(plan: Plan) -> str:
-    how = "with everyone else" if plan.neighbours == plan.cohort_size - 1 else f"with {plan.neighbours} others"
-    text = f"Each client shares its secrets {how}; {plan.threshold} shares open one."
+def _why_protocol(plan: Plan) -> str:
+    committee = plan.committee
+    if committee is not None:
+        spare, size = committee.size - committee.openers, committee.size
+        drawn = " (chance 2^-40), fixed before the draw" if plan.sampling.method is not Sampling.NONE else ""
+        return (
+            f"A committee of {size} clients holds shares of each client's secret of {plan.secret} numbers; "
+            f"{committee.openers} of them open a sum that {committee.certificate} have signed. At most "
+            f"{committee.colluders} of the {size} members collude{drawn}; learning with errors with {plan.secret} "
+            f"numbers, {plan.ring.bits} bits and noise of {float(plan.least_width):.4g} steps is hard (at least "
+            f"{SECURITY_BITS} bits, core-SVP); boxes are not post-quantum; {spare + 1} members that refuse, or "
+            f"{spare // 2 + 1} that lie, can stop an attempt; members' keys are stored until the attempt expires; "
+            '"later" positions are by count, which invitations raise.'
+        )
+    if plan.protocol is None:
+        return (
+            f"No protocol carries the mechanism {MechanismName.of(plan.mechanism)} in cohorts of "
+            f"{plan.cohort_size:,}: the plan runs in simulations of the sum only (fidelity sum)."
+        )
+    if plan.protocol is Protocol.STANDING:
+        return "Silos agree on keys once and keep them for the run; no secret is ever opened, so all must answer."
+    text = f"Each client shares its secrets with everyone else; {plan.threshold} shares open one."
     if plan.consistency is Consistency.ASSUMED:
         return f"{text} Consistency is assumed: this holds for a server that does not choose who drops out."
-    if plan.neighbours == plan.cohort_size - 1:
-        return f"{text} This holds for any {plan.colluders} colluders, whenever they are chosen."
-    return (
-        f"{text} A server that chooses who drops out may keep {plan.cut_off} more of the survivors out of the sum. "
-        f"Colluders are fixed before the graph is known; failure 2^-40 over 2^60 graphs."
-    )
+    return f"{text} This holds for any {plan.colluders} colluders, whenever they are chosen."
 
 
 def _why_colluders(target: PrivacyTarget, plan: Plan) -> str:
@@ -232,7 +250,7 @@ def record_terms(plan: Plan) -> tuple[str, ...]:
         Adjacency.ZERO_OUT: "as with zeros in its place",
         Adjacency.REPLACE_ONE: "as with any other in its place",
     }
-    honest, silos = plan.quorum - plan.colluders - plan.cut_off, plan.batches.max_silos
+    honest, silos = plan.quorum - plan.colluders, plan.batches.max_silos
     person = (
         "A person with records in several silos, or with several records in one silo that are not grouped, has a "
         "larger epsilon than is printed: set max_silos and groups where that can be."

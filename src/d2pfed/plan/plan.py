@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import lru_cache
 
 from d2pfed.accounting import (
@@ -30,10 +31,11 @@ from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import (
     LEAST_SILO_WIDTH,
     Centered,
+    DDGauss,
     Mechanism,
     MechanismName,
+    Protocol,
     Rounded,
-    Shared,
 )
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
@@ -41,9 +43,16 @@ from d2pfed.numerics.ring import Ring
 from d2pfed.numerics.rotation import Hadamard, RandomPhase
 from d2pfed.plan import bounds
 from d2pfed.plan.bounds import check_range, require_honest_majority
-from d2pfed.plan.widths import wrap_probability
-from d2pfed.secagg.pairwise.graph import Consistency
-from d2pfed.secagg.pairwise.neighbors import Neighborhood, check_bounds
+from d2pfed.plan.widths import summed_vectors, wrap_probability
+from d2pfed.secagg.lattice.parameters import (
+    MOST_DIMENSION,
+    Committee,
+    committee_sizes,
+    seated,
+    secret_length,
+)
+from d2pfed.secagg.pairwise.session import MOST_COHORT, require_shares
+from d2pfed.secagg.trust import Consistency
 
 MOST_CHARACTERS = 1 << 13  # of a plan's text, which has about 1,600
 
@@ -67,8 +76,6 @@ class Plan:
         colluders: how many of a cohort may tell the server all they know.
         quorum: the fewest survivors that may be unmasked: the noise is enough for these.
         threshold: how many shares open a secret.
-        neighbours: how many others hold shares of a client's secrets.
-        cut_off: how many survivors a server that knows the graph may keep out of the sum it opens.
         codec: how an update becomes lattice steps.
         mechanism: which noise a client adds.
         ring: the integers modulo which vectors are added.
@@ -76,6 +83,9 @@ class Plan:
         batches: how records are drawn inside silos, where the unit is a record.
         records: the public number of records, with which sums are divided.
         weighting: how private weights are carried; None: all clients weigh alike.
+        committee: who holds shares in the lattice protocol; None: another protocol.
+        secret: how many numbers a client's secret has in the lattice protocol.
+        has_standing_keys: whether clients keep their keys for a run, as silos of records do.
     """
 
     unit: Unit
@@ -92,15 +102,16 @@ class Plan:
     colluders: int
     quorum: int
     threshold: int
-    neighbours: int
-    cut_off: int
     codec: Codec
     mechanism: Mechanism
     ring: Ring
-    adaptive_clip: AdaptiveClip | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
-    batches: BatchSampling | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
-    records: int | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
-    weighting: Weighting | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
+    adaptive_clip: AdaptiveClip | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    batches: BatchSampling | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    records: int | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    weighting: Weighting | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    committee: Committee | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    secret: int | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    has_standing_keys: bool = field(default=False, metadata=canonical.OMITTED_IF_DEFAULT)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -113,17 +124,13 @@ class Plan:
         check_range("max_participations", self.max_participations, 1, self.max_attempts)
         check_range("quorum", self.quorum, 1, cohort)
         check_range("colluders", self.colluders, 0, self.quorum - 1)
-        check_range("neighbours", self.neighbours, min(1, cohort - 1), cohort - 1)
-        check_range("threshold", self.threshold, 1, self.neighbours + 1)
-        check_range("cut_off", self.cut_off, 0, self.quorum - self.colluders - 1)
+        check_range("threshold", self.threshold, 1, cohort)
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
             raise ConfigError(f"epsilon must be positive and finite, got {self.epsilon}")
         if not bounds.LEAST_DELTA <= self.delta < 1:
             raise ConfigError(f"delta must be in [{bounds.LEAST_DELTA:g}, 1), got {self.delta}")
         self._check_units()
-        require_honest_majority(cohort, self.quorum, self.colluders)
-        if self.consistency is Consistency.SIGNED:
-            check_bounds(cohort, self.neighborhood, self.quorum, self.colluders)
+        self._check_protocol()
         if self.adaptive_clip is not None and self.codec.clip != self.adaptive_clip.radius:
             raise ConfigError(
                 f"the codec's clip must be the radius {self.adaptive_clip.radius} of a vector with its bit where the "
@@ -136,8 +143,38 @@ class Plan:
                 f"a weighting goes with the unit client, a fixed clip and a codec's clip of 1, got {self.unit} and "
                 f"{self.codec.clip}"
             )
-        if self.cut_off and isinstance(self.mechanism, Shared):
-            raise ConfigError(f"cut_off must be 0 where every share of the noise counts, got {self.cut_off}")
+
+    def _check_protocol(self) -> None:
+        cohort, committee, secret = self.cohort_size, self.committee, self.secret
+        if (committee is None) != (secret is None):
+            raise ConfigError("a committee and the length of a secret go together, got one of them")
+        if committee is None or secret is None:
+            require_honest_majority(cohort, self.quorum, self.colluders)
+            if self.consistency is Consistency.SIGNED:
+                require_shares(cohort, self.threshold, self.quorum, self.colluders)
+            return
+        mechanism = MechanismName.of(self.mechanism)
+        if Protocol.LATTICE not in mechanism.runs_in or self.unit is not Unit.CLIENT or self.has_standing_keys:
+            raise ConfigError(
+                f"the lattice protocol takes discrete Gaussians of each client, the unit client and no standing keys, got "
+                f"{mechanism} and {self.unit}"
+            )
+        check_range("cohort", cohort, 1, bounds.MOST_SIGNED)
+        check_range("dimension", self.codec.length, 1, MOST_DIMENSION)
+        check_range("quorum", self.quorum, self.colluders + 2, cohort)
+        if secret != secret_length(self.ring.bits, self.least_width):
+            raise ConfigError(
+                f"a secret must have {secret_length(self.ring.bits, self.least_width)} numbers in a ring of "
+                f"{self.ring.bits} bits with noise of {float(self.least_width):.4g} steps, got {secret}"
+            )
+        rule, part = None, Fraction(self.colluders * committee.size, cohort)
+        if committee.size in committee_sizes(cohort) and part <= committee.colluders <= committee.size:
+            rule = seated(committee.size, committee.colluders, secret, cohort, cohort - self.quorum)
+        if committee != rule or self.threshold != committee.openers:
+            expected = rule or f"one of {cohort} clients with {self.colluders} colluders"
+            raise ConfigError(
+                f"a committee must be {expected} and its openers the threshold, got {committee} and {self.threshold}"
+            )
 
     def _check_units(self) -> None:
         if self.sampling.method is Sampling.ONCE and self.max_participations != 1:
@@ -175,12 +212,26 @@ class Plan:
         return float(self.batches.rate * self.records)
 
     @property
-    def uses_standing_keys(self) -> bool:
-        """Whether a known set of silos answers in one exchange under keys that it keeps for a run.
+    def protocol(self) -> Protocol | None:
+        """Which protocol adds up its vectors; None: none carries it, and only their sum can be simulated.
 
-        Every attempt in which vectors were sent then stays charged, whatever came of it.
+        With standing keys every attempt in which vectors were sent stays charged, whatever came of it.
         """
-        return self.unit is Unit.RECORD
+        if self.committee is not None:
+            return Protocol.LATTICE
+        if self.unit is Unit.RECORD or self.has_standing_keys:
+            return Protocol.STANDING
+        pairs = Protocol.PAIRWISE in MechanismName.of(self.mechanism).runs_in
+        return Protocol.PAIRWISE if pairs and self.cohort_size <= MOST_COHORT else None
+
+    @property
+    def least_width(self) -> Fraction:
+        """Width of one client's own noise, in steps, in every coordinate; only of mechanisms that have one."""
+        if not isinstance(self.mechanism, Centered | DDGauss):
+            raise ConfigError(
+                f"the noise of {type(self.mechanism).__name__} is no discrete Gaussian of each client"
+            )
+        return self.mechanism.sigma
 
     @property
     def dimension(self) -> int:
@@ -194,14 +245,9 @@ class Plan:
         return self.codec.clip if self.weighting is None else self.weighting.clip
 
     @property
-    def neighborhood(self) -> Neighborhood:
-        """How many hold shares of a client's secrets, how many open one, and how many survivors may be cut off."""
-        return Neighborhood(self.neighbours, self.threshold, self.cut_off)
-
-    @property
     def contributed(self) -> Noise | None:
-        """The noise that the guarantee rests on: a quorum's, less the clients that may be cut off or collude."""
-        return self.noise(self.quorum - self.cut_off).without(self.colluders)
+        """The noise that the guarantee rests on: a quorum's, less the clients that collude."""
+        return self.noise(self.quorum).without(self.colluders)
 
     @property
     def sigma(self) -> float:
@@ -223,12 +269,7 @@ class Plan:
     @property
     def wrap_probability(self) -> float:
         """Bound on the chance that some coordinate of a round's sum leaves the ring's range."""
-        vectors = self.cohort_size
-        if self.batches is not None and self.records is not None:
-            from scipy.stats import binom  # noqa: PLC0415 - slow to load
-
-            # The records of all silos in one batch: a number that is exceeded once in a million rounds.
-            vectors = int(binom.isf(1e-6, self.records, float(self.batches.rate)))
+        vectors = summed_vectors(self.cohort_size, self.records, self.batches)
         return wrap_probability(self.codec, self.mechanism, self.ring, self.cohort_size, vectors)
 
     @property
@@ -246,8 +287,7 @@ class Plan:
     ) -> Release:
         """Describe what unmasking a sum over so many clients reveals, who are among the participants.
 
-        A server that keeps clients out of the sum it opens (`cut_off`) has their noise in none of it, so only that of
-        the others counts. A plan itself names no run: "" there.
+        A plan itself names no run: "" there.
         """
         check_arguments(Plan.release, locals())
         return Release(
@@ -257,7 +297,7 @@ class Plan:
             unit=self.unit,
             adjacency=self.adjacency,
             sampling=self.sampling,
-            noise=self.noise(survivors - self.cut_off),
+            noise=self.noise(survivors),
             participants=participants,
             batches=self.batches,
         )
@@ -274,7 +314,7 @@ def _digest(plan: Plan) -> bytes:
 
 
 _EVENTS = (Adjacency, BatchSampling, CohortSampling, Observer, Sampling, Unit, View)
-_PARTS = (AdaptiveClip, Codec, Consistency, Hadamard, RandomPhase, Ring, Rounded, Weighting)
+_PARTS = (AdaptiveClip, Codec, Committee, Consistency, Hadamard, RandomPhase, Ring, Rounded, Weighting)
 TYPES: dict[str, type] = {
     kind.__name__: kind for kind in (Plan, *_EVENTS, *_PARTS, *(name.kind for name in MechanismName))
 }

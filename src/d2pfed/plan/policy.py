@@ -8,21 +8,26 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from fractions import Fraction
 
 from d2pfed.accounting import SERVER, CohortSampling, Noise, Sampling, Unit, client_epsilon
 from d2pfed.errors import ConfigError
 from d2pfed.fields import Choice, check_arguments, check_fields
 from d2pfed.noise.mechanisms import MechanismName, Protocol
-from d2pfed.plan.bounds import VERIFIED_DRAWS, colluders_within, require_honest_majority
+from d2pfed.plan.bounds import (
+    MOST_SIGNED,
+    VERIFIED_DRAWS,
+    cohorts_to_choose,
+    colluders_within,
+    colluding_clients,
+    require_honest_majority,
+)
 from d2pfed.plan.plan import Plan, run_guarantee
 from d2pfed.plan.target import PrivacyTarget
 from d2pfed.plan.widths import noise_width
-from d2pfed.secagg.pairwise.graph import SIGNED_UP_TO, Consistency
-from d2pfed.secagg.pairwise.neighbors import Risk, check_bounds, exposed
+from d2pfed.secagg.lattice.parameters import LEAST_COHORT, colluders_in_committee
+from d2pfed.secagg.pairwise.session import MOST_COHORT, require_shares
 from d2pfed.secagg.standing.epoch import FEWEST_SILOS, MOST_SILOS, require_carried
-
-_MOST_NEIGHBORS = 1024  # of a sparse graph: with more, the exact bounds themselves would be work
+from d2pfed.secagg.trust import Consistency
 
 
 class Request(Choice):
@@ -38,7 +43,6 @@ class Feature(StrEnum):
 
     ADAPTIVE_CLIP = "an adaptive clip"
     WEIGHTS = "weights"
-    SPARSE_GRAPH = "a sparse graph"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +82,18 @@ PROFILES = {
         mechanisms=frozenset(name for name in MechanismName if Protocol.PAIRWISE in name.runs_in),
         samplings=frozenset({Sampling.FIXED, Sampling.ONCE, Sampling.NONE}),
         units=frozenset({Unit.CLIENT}),
-        features=frozenset({Feature.SPARSE_GRAPH}),
+        features=frozenset(),
         least_cohort=2,
-        most_cohort=SIGNED_UP_TO,
+        most_cohort=MOST_COHORT,
+    ),
+    Protocol.LATTICE: Profile(
+        name="the lattice protocol",
+        mechanisms=frozenset(name for name in MechanismName if Protocol.LATTICE in name.runs_in),
+        samplings=frozenset({Sampling.FIXED, Sampling.ONCE, Sampling.NONE}),
+        units=frozenset({Unit.CLIENT}),
+        features=frozenset(),
+        least_cohort=LEAST_COHORT,
+        most_cohort=MOST_SIGNED,
     ),
     Protocol.STANDING: Profile(
         name="the standing protocol",
@@ -116,10 +129,12 @@ def require_deployable(protocol: Protocol, plan: Plan, enrolled: int | None) -> 
     if plan.consistency is not expected:
         raise ConfigError(f"consistency must be {expected.value}, the plan has {plan.consistency.value}")
     match protocol:
-        case Protocol.PAIRWISE:
-            PROFILES[protocol].require(plan)
         case Protocol.STANDING:
             require_standing(plan, enrolled or 0)
+        case _:
+            PROFILES[protocol].require(plan)
+            if (plan.protocol is Protocol.LATTICE) != (protocol is Protocol.LATTICE):
+                raise ConfigError(f"the plan runs in the {plan.protocol} protocol, not in {protocol}")
 
 
 def features_of(plan: Plan) -> frozenset[Feature]:
@@ -127,7 +142,6 @@ def features_of(plan: Plan) -> frozenset[Feature]:
     has = {
         Feature.ADAPTIVE_CLIP: plan.adaptive_clip is not None,
         Feature.WEIGHTS: plan.weighting is not None,
-        Feature.SPARSE_GRAPH: plan.neighbours < plan.cohort_size - 1,
     }
     return frozenset(feature for feature, present in has.items() if present)
 
@@ -181,7 +195,7 @@ class Policy:
         name for name in MechanismName if name in PROFILES[Protocol.STANDING].mechanisms
     )
     least_cohort: int = 10
-    most_cohort: int = SIGNED_UP_TO
+    most_cohort: int = MOST_SIGNED
     least_quorum: int = 8
     least_colluders: float = 0.1
     least_noise_multiplier: float = 0.3
@@ -219,7 +233,7 @@ class Policy:
         is what the plan says, and cohorts are drawn as stated.
 
         Sizes are checked before anything is computed from them. Then the client puts its own number of colluders in
-        the place of the plan's: the quorum rule, the graph's bounds and epsilon must hold with that. Epsilon is
+        the place of the plan's: the quorum rule, the shares' bounds and epsilon must hold with that. Epsilon is
         for replace-one neighbours, from the noise, the participations and delta alone; where the unit is a record, for
         the plan's adjacency and rate of coins, which the client tosses itself. Checked: test_policy.py.
         """
@@ -227,7 +241,7 @@ class Policy:
         self._check_sizes(plan)
         self._check_mechanism(plan)
         refusals = []
-        for protocol in self.protocols:
+        for protocol in sorted(self.protocols, key=lambda each: each is not plan.protocol):  # the plan's own first
             try:
                 self.require_served(protocol, plan, enrolled)
             except ConfigError as error:
@@ -235,9 +249,9 @@ class Policy:
         if len(refusals) == len(self.protocols):
             raise refusals[0]
         colluders = self.colluders(plan, enrolled)
-        _check_graph(plan, colluders)
-        # The noise of a quorum, less who may be cut off, and what the colluders know of it.
-        whole = plan.noise(plan.quorum - plan.cut_off)
+        self._check_shares(plan, enrolled, colluders)
+        # The noise of a quorum, and what the colluders know of it.
+        whole = plan.noise(plan.quorum)
         left = whole.without(colluders)
         multiplier = 0.0 if left is None else math.sqrt(left.sum_variance) / (2 * float(left.radius))
         _check_at_least("noise multiplier", multiplier, self.least_noise_multiplier)
@@ -288,11 +302,33 @@ class Policy:
 
     def colluders(self, plan: Plan, enrolled: Enrolled | None) -> int:
         """Return how many of a cohort this client wants to be safe from, whatever number the plan has."""
-        if enrolled is None:
-            return colluders_within(self.least_colluders, plan.sampling, VERIFIED_DRAWS)
-        _check_at_most("population", plan.sampling.population, enrolled.population)
-        sampling = CohortSampling(plan.sampling.method, enrolled.population, plan.cohort_size)
-        return colluders_within(self.least_colluders, sampling, enrolled.draws)
+        return colluders_within(self.least_colluders, *_drawn(plan, enrolled))
+
+    def _check_shares(self, plan: Plan, enrolled: Enrolled | None, colluders: int) -> None:
+        """Refuse numbers with which so many colluders could open a secret, or have two sets of survivors opened.
+
+        All that a committee is follows from its size and its colluders, which a plan is checked for; those are counted
+        here with the client's own share and draws. Checked: test_policy.py::test_attack_a_committee_of_colluders.
+        """
+        committee = plan.committee
+        if committee is None:
+            require_honest_majority(plan.cohort_size, plan.quorum, colluders)
+            require_shares(plan.cohort_size, plan.threshold, plan.quorum, colluders)
+            return
+        _check_at_least("quorum", plan.quorum, colluders + 2)
+        sampling, draws = _drawn(plan, enrolled)
+        colluding = colluding_clients(self.least_colluders, sampling.population)
+        choices = cohorts_to_choose(sampling, draws)
+        own = colluders_in_committee(sampling.population, colluding, committee.size, choices)
+        _check_at_least("colluders in the committee", committee.colluders, own)
+
+
+def _drawn(plan: Plan, enrolled: Enrolled | None) -> tuple[CohortSampling, int]:
+    """Return how cohorts are drawn from those whom a client knows to be enrolled, and among how many draws."""
+    if enrolled is None:
+        return plan.sampling, VERIFIED_DRAWS
+    _check_at_most("population", plan.sampling.population, enrolled.population)
+    return CohortSampling(plan.sampling.method, enrolled.population, plan.cohort_size), enrolled.draws
 
 
 def _epsilon(plan: Plan, noise: Noise | None) -> float:
@@ -302,25 +338,6 @@ def _epsilon(plan: Plan, noise: Noise | None) -> float:
     if plan.unit is Unit.RECORD:  # every vector that a silo may send, behind its own coins
         return run_guarantee(release, plan.max_attempts, SERVER, plan.delta, plan.max_participations).epsilon
     return client_epsilon([release] * plan.max_participations, plan.delta)
-
-
-def _check_graph(plan: Plan, colluders: int) -> None:
-    """Refuse a graph in which so many colluders could open a secret, or cut a client off from the others."""
-    require_honest_majority(plan.cohort_size, plan.quorum, colluders)
-    if plan.consistency is Consistency.SIGNED:
-        check_bounds(plan.cohort_size, plan.neighborhood, plan.quorum, colluders)
-        return
-    _check_at_least("threshold", plan.threshold, (plan.neighbours + 1) // 2 + 1)
-    if plan.neighbours == plan.cohort_size - 1:
-        _check_at_least("threshold", plan.threshold, colluders + 1)
-        return
-    _check_at_most("neighbours", plan.neighbours, _MOST_NEIGHBORS)
-    risk = Risk(dropouts=plan.cohort_size - plan.quorum, colluders=colluders)
-    if exposed(plan.cohort_size, plan.neighborhood, risk) > Fraction(1, 1 << risk.security_bits):
-        raise ConfigError(
-            f"this client's policy: {plan.neighbours} neighbours and a threshold of {plan.threshold} must withstand "
-            f"{risk.dropouts} dropouts and {colluders} colluders of {plan.cohort_size} clients, and do not"
-        )
 
 
 def _check_colluders(plan: Plan, colluders: int) -> None:

@@ -29,11 +29,12 @@ from d2pfed.accounting import (
 from d2pfed.errors import ConfigError, shown
 from d2pfed.fields import PRIVACY, TRAINING, about, check_types, documented
 from d2pfed.noise.mechanisms import MechanismName
+from d2pfed.numerics import canonical
 from d2pfed.numerics.ring import MAX_BITS
 from d2pfed.numerics.rotation import MAX_DIMENSION
 from d2pfed.plan import bounds
 from d2pfed.plan.bounds import check_range, colluders_within
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 
 LOST_TO_THE_CAP = 0.01  # of all contributions, at the default cap on participations
 SPARE = Fraction(1, 10)  # attempts that may be charged beyond one per round, as a share of the rounds
@@ -45,6 +46,15 @@ _LIMITS = {
     "cohort_size": bounds.MOST_COHORT,
     "rounds": bounds.MOST_ROUNDS,
 }
+
+
+class ProtocolChoice(StrEnum):
+    """Protocols by name, and `auto`: the one with the least upload among those that carry the plan."""
+
+    AUTO = "auto"
+    PAIRWISE = "pairwise"
+    STANDING = "standing"
+    LATTICE = "lattice"
 
 
 class RotationName(StrEnum):
@@ -134,6 +144,15 @@ class PrivacyTarget:
     consistency: Consistency = _setting(
         Consistency.ASSUMED,
         "How clients know that the server sent all of them the same: assumed (simulation), signed (deployment).",
+    )
+    protocol: ProtocolChoice = field(
+        default=ProtocolChoice.AUTO,
+        metadata=canonical.OMITTED_IF_DEFAULT  # as in the settings of earlier runs
+        | about(
+            "How vectors are added up: pairwise (fresh masks, up to 1,000 clients), standing (silos), lattice (clients "
+            "speak once, up to 20,000), or auto.",
+            PRIVACY,
+        ),
     )
     max_participations: int | None = _setting(
         None, "Cap on the contributions of one client.", unset="the least cap that hardly ever binds"

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
-from d2pfed.accounting import Observer, SkellamSum, Unit
+from d2pfed.accounting import BatchSampling, Observer, SkellamSum, Unit
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import (
@@ -57,7 +57,10 @@ def parts_of(target: PrivacyTarget, steps: float, multiplier: float, contributor
 
 
 def finest(target: PrivacyTarget, multiplier: float) -> float:
-    """Return the fewest steps to the clip for which rounding costs little; 1 where nothing is rounded."""
+    """Return the fewest steps to the clip for which rounding costs little; 1 where nothing is rounded.
+
+    The noise of each client is then 2.4 steps wide or more, so that the lattice protocol takes it.
+    """
     if target.mechanism.sized is None:
         return 1.0
     for exponent in range(16 * 8):
@@ -132,6 +135,15 @@ def wrap_probability(
         slope = min(slope, 1.0)  # Chernoff's bound holds at any slope, and beyond 1 the excess explodes
         excess = noise.sum_variance * (math.cosh(slope) - 1 - slope**2 / 2)
     return min(1.0, 2 * codec.length * math.exp(min(0.0, slope * (slope * proxy / 2 - reach) + excess)))
+
+
+def summed_vectors(cohort: int, records: int | None, batches: BatchSampling | None) -> int:
+    """Return how many clipped vectors are in a sum: the cohort's, or the most records of a batch but once in 10^6."""
+    if batches is None or records is None:
+        return cohort
+    from scipy.stats import binom  # noqa: PLC0415 - slow to load
+
+    return int(binom.isf(1e-6, records, float(batches.rate)))
 
 
 def noise_width(codec: Codec, mechanism: Mechanism) -> tuple[float, int]:

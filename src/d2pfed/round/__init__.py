@@ -5,6 +5,7 @@ from d2pfed.round.aggregation import (
     Collected,
     InProcess,
     Invite,
+    LatticeSum,
     MaskedSum,
     OpenSum,
     Outcome,
@@ -13,9 +14,18 @@ from d2pfed.round.aggregation import (
     run_plan,
 )
 from d2pfed.round.invitation import accept_invitation, accept_standing_invitation, enrolled_in
-from d2pfed.round.local_sum import Fidelity, local_sum
+from d2pfed.round.lattice import LatticeClient
+from d2pfed.round.local_sum import Fidelity, local_sum, require_fidelity
 from d2pfed.round.participant import Batch, Batches, Participant, Units, require_clip, require_fixed_clip
-from d2pfed.round.session import Attempt, AttemptBinding, rotation_seed, session_of, sketch_of
+from d2pfed.round.session import (
+    Attempt,
+    AttemptBinding,
+    AttemptSession,
+    delivery_of,
+    rotation_seed,
+    session_of,
+    sketch_of,
+)
 from d2pfed.round.standing import StandingMemory, StandingRun, StandingSteps, can_stand, epoch_of
 
 __all__ = [
@@ -34,6 +44,8 @@ __all__ = [
     "Collected",
     "InProcess",
     "Invite",
+    "LatticeClient",
+    "LatticeSum",
     "MaskedSum",
     "OpenSum",
     "Outcome",
@@ -44,8 +56,11 @@ __all__ = [
     "run_plan",
     "Fidelity",
     "local_sum",
+    "require_fidelity",
     "Attempt",
     "AttemptBinding",
+    "AttemptSession",
+    "delivery_of",
     "epoch_of",
     "rotation_seed",
     "session_of",

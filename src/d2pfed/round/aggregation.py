@@ -11,12 +11,14 @@ from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError, PeerError, TooFewClients, VoidStep
 from d2pfed.fields import check_arguments
 from d2pfed.ledger import Ledger, RunPlan
+from d2pfed.noise import mechanisms
 from d2pfed.noise.clipping import ClipStep
 from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
 from d2pfed.round.participant import require_clip
-from d2pfed.round.session import Attempt, AttemptBinding, delivery_of, rotation_seed
+from d2pfed.round.session import Attempt, AttemptBinding, AttemptSession, delivery_of, rotation_seed
 from d2pfed.secagg import (
     Advertising,
     Confirming,
@@ -25,12 +27,12 @@ from d2pfed.secagg import (
     Position,
     Roster,
     ServerPhase,
-    Session,
     Sum,
     collect,
+    lattice,
 )
 from d2pfed.secagg.draws import Opening
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 
 FEWEST = 2  # clients of a cohort that one can hide among
 B = TypeVar("B", bound=AttemptBinding)
@@ -64,6 +66,33 @@ class MaskedSum:
         unmasking = self.confirming.close()
         run_exchange(unmasking, self.exchange, self.refused)
         return unmasking.close()
+
+
+@dataclass(frozen=True, slots=True)
+class LatticeSum:
+    """A sum behind the clients' lattice masks, which a committee opens: nobody else is asked again."""
+
+    agreeing: lattice.Agreeing
+    exchange: Exchange
+    refused: Refused
+    remember: Remember
+
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """The clients whose vector is in the sum."""
+        return self.agreeing.survivors
+
+    def unmask(self) -> Sum:
+        """Ask the members to sign who has survived and to open the sum; if it was spoilt, to find by whom."""
+        run_exchange(self.agreeing, self.exchange, self.refused)
+        self.remember(self.agreeing.claims)  # the next attempt leaves out who was restored from an older state
+        opening = self.agreeing.close()
+        run_exchange(opening, self.exchange, self.refused)
+        opened = opening.close()
+        if isinstance(opened, lattice.Tracing):
+            run_exchange(opened, self.exchange, self.refused)
+            opened = opened.close()
+        return opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +155,22 @@ NOBODY_ENROLLED = Invite()
 
 
 def gather(
-    session: Session,
+    session: AttemptSession,
     model: bytes,
     exchange: Exchange,
     *,
     task: bytes = b"",
     invite: Invite = NOBODY_ENROLLED,
     refused: Refused = ignore,
-) -> MaskedSum:
-    """Run the first three exchanges of the protocol; raises TooFewClients with those who are left.
+) -> MaskedSum | LatticeSum:
+    """Run the exchanges of the protocol up to the masked vectors; raises TooFewClients with those who are left.
 
     `task` is all that decides what is trained beside the model, `with_clip` puts a round's clip before it; clients
-    that were told otherwise add only noise.
+    that were told otherwise add only noise. Requests of the lattice protocol name the model by its digest: the
+    transport must carry it.
     """
+    if isinstance(session, lattice.Session):
+        return _gather_once(session, model, task, exchange=exchange, invite=invite, refused=refused)
     opening, remembered = invite.opening, invite.remembered
     advertising = Advertising(
         session, invite.roster, opening=opening, remembered=remembered, excluded=invite.excluded
@@ -151,6 +183,27 @@ def gather(
     run_exchange(masking, exchange, refused)
     confirming = masking.close()
     return MaskedSum(confirming.survivors, confirming, exchange, refused)
+
+
+def _gather_once(
+    session: lattice.Session, model: bytes, task: bytes, *, exchange: Exchange, invite: Invite, refused: Refused
+) -> LatticeSum:
+    """Ask the committee for its keys, then everybody for the one message that most clients ever send."""
+    convening = lattice.Convening(
+        lattice.Invitations(
+            session=session,
+            roster=invite.roster,
+            opening=invite.opening,
+            remembered=invite.remembered,
+            excluded=invite.excluded,
+        )
+    )
+    run_exchange(convening, exchange, refused)
+    contributing = convening.close(task, lattice.model_digest(model))
+    run_exchange(contributing, exchange, refused)
+    invite.remember(contributing.positions)
+    # The server's own randomness: a nonce, and coefficients that no member may foresee. No sum depends on it.
+    return LatticeSum(contributing.close(Entropy.system()), exchange, refused, invite.remember)
 
 
 def run_exchange(phase: ServerPhase, exchange: Exchange, refused: Refused) -> None:
@@ -256,7 +309,7 @@ def aggregate(
         except VoidStep:
             continue  # with standing keys every attempt is charged: late vectors may still complete its sum
         except TooFewClients as lack:
-            if not plan.uses_standing_keys:  # where vectors were sent, they stay charged
+            if plan.protocol is not mechanisms.Protocol.STANDING:  # where vectors were sent, they stay charged
                 ledger.void(run, number, attempt.number)
             # With fewer than planned only where no client has checked the size, and every vector counts.
             if may_shrink and len(lack.left) > 1:

@@ -3,10 +3,11 @@
 from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.plan import Enrolled, Plan
-from d2pfed.round.session import Attempt, session_of
+from d2pfed.round.session import Attempt, AttemptSession, session_of
 from d2pfed.round.standing import epoch_of
-from d2pfed.secagg import Invitation, Roster, Session, decode_invitation, standing
-from d2pfed.secagg.draws import draw_cohort, draw_key, require_path
+from d2pfed.secagg import Invitation, Roster, decode_invitation, lattice, standing
+from d2pfed.secagg.draws import draw_key, draw_order, require_path
+from d2pfed.secagg.wire import MessageKind, kind_of
 
 ROSTERS = 4  # that an authority may issue over one population: each has draws of its own
 
@@ -18,18 +19,28 @@ def enrolled_in(roster: Roster | None) -> Enrolled | None:
     return Enrolled(len(roster.keys), 0 if roster.depth is None else ROSTERS << roster.depth)
 
 
+def read_invitation(request: bytes, roster: Roster | None) -> Invitation:
+    """Return the invitation that a client is asked by first: a message of its own, or in a request for its vector."""
+    depth = None if roster is None else roster.depth
+    if kind_of(request) == MessageKind.LATTICE_REQUEST:
+        return lattice.decode_request(request, depth).invitation
+    return decode_invitation(request, depth)
+
+
 def accept_invitation(
     plan: Plan, invitation: bytes, least_cohort: int, roster: Roster | None = None, first_draw: int = 0
-) -> Session:
+) -> AttemptSession:
     """Return the session that an invitation names, for a plan that this client's policy has allowed before.
 
     An enrolled client brings its roster, and where cohorts are drawn verifiably the number of the run's first draw. It
-    computes the cohort itself. That no draw is used twice, it must check against what it remembers: `session.draw`.
+    computes the cohort itself, and the committee. That no draw is used twice, it must check against what it remembers:
+    `session.draw`.
     """
-    invited = decode_invitation(invitation, roster.depth if roster is not None else None)
+    invited, order = read_invitation(invitation, roster), tuple[int, ...]()
     require_planned_number(plan, invited)
     if roster is not None and roster.depth is not None:
-        cohort = _drawn(plan, invited, roster, roster.depth, first_draw)
+        order = _drawn(plan, invited, roster, roster.depth, first_draw)
+        cohort = tuple(sorted(order))
     elif invited.draw or invited.block:
         raise PeerError(f"cohorts are not drawn here, got draw {invited.draw}, block {invited.block}")
     else:
@@ -39,20 +50,20 @@ def accept_invitation(
     if len(cohort) < least_cohort:
         raise PeerError(f"a cohort must have at least {least_cohort} clients, got {len(cohort)}")
     attempt = Attempt(invited.run, invited.round, invited.attempt)
-    session = session_of(plan, attempt, cohort, roster=roster, draw=invited.draw, block=invited.block)
+    session = session_of(plan, attempt, cohort, roster=roster, draw=invited.draw, block=invited.block, order=order)
     if session.digest != invited.binding:
         raise PeerError(f"run {invited.run} was agreed on with another plan, cohort or roster")
     return session
 
 
 def _drawn(plan: Plan, invited: Invitation, roster: Roster, depth: int, first_draw: int) -> tuple[int, ...]:
-    """Return the cohort that follows from the draw, all of the roster being the population."""
+    """Return the cohort that follows from the draw, in its order, all of the roster being the population."""
     if invited.opening is None:
         raise PeerError("a drawn cohort needs the opening of its draw")
     require_path(roster.root, depth, invited.draw, invited.opening)
     require_draw_by_number(plan, invited, first_draw)
     key = draw_key(roster.digest, invited.draw, invited.opening.seed)
-    cohort = draw_cohort(key, roster.clients, plan.sampling, invited.block)
+    cohort = draw_order(key, roster.clients, plan.sampling, invited.block)
     require_in_cohort(invited.client, cohort)
     return cohort
 

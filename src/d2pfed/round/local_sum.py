@@ -12,10 +12,10 @@ from d2pfed.ledger import Ledger
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan
-from d2pfed.round.aggregation import FEWEST, Collected, InProcess, OpenSum, aggregate, gather
+from d2pfed.round.aggregation import FEWEST, Collected, InProcess, Machine, OpenSum, aggregate, gather
 from d2pfed.round.participant import Participant, Update, require_fixed_clip
-from d2pfed.round.session import Attempt, session_of
-from d2pfed.secagg import Client, Delivery, Session
+from d2pfed.round.session import Attempt, AttemptSession, delivery_of, session_of
+from d2pfed.secagg import Delivery
 from d2pfed.secagg.crypto import PairSecrets
 
 
@@ -24,6 +24,14 @@ class Fidelity(StrEnum):
 
     SUM = "sum"  # the clients' own encoder, then a ring sum in place of the protocol
     PROTOCOL = "protocol"  # every message of secure aggregation
+
+
+def require_fidelity(plan: Plan, fidelity: Fidelity) -> None:
+    """Refuse to send messages of a plan that no protocol carries: only its sum can be simulated."""
+    if fidelity is Fidelity.PROTOCOL and plan.protocol is None:
+        raise ConfigError(
+            f"no protocol adds up vectors of {plan.cohort_size:,} clients with this noise: fidelity must be sum"
+        )
 
 
 def local_sum(
@@ -42,6 +50,7 @@ def local_sum(
     clients were not drawn here, so a plan whose guarantee rests on a draw is refused.
     """
     require_fixed_clip(plan, "a private sum")
+    require_fidelity(plan, fidelity)
     if is_amplified(plan.sampling):
         raise ConfigError(
             f"a sum over given clients is of a plan with sampling none or once, or of everyone, got "
@@ -70,11 +79,13 @@ class _LocalVectors:
         """Return everyone."""
         return tuple(sorted(self.vectors))
 
-    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> Session:
+    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> AttemptSession:
         """Return the session of an attempt."""
         return session_of(self.plan, attempt, cohort)
 
-    def collect(self, session: Session, _model: FloatVector, participations: Mapping[int, int]) -> Collected:
+    def collect(
+        self, session: AttemptSession, _model: FloatVector, participations: Mapping[int, int]
+    ) -> Collected:
         """Run the protocol between clients and server in this process, or add up what the clients would mask."""
         own = {
             client: Participant(
@@ -85,14 +96,14 @@ class _LocalVectors:
             )
             for client in session.cohort
         }
-        if self.fidelity is Fidelity.SUM and session.delivery is not Delivery.EVERYONE:
+        if self.fidelity is Fidelity.SUM and delivery_of(self.plan) is not Delivery.EVERYONE:
             total = np.zeros(session.dimension, np.uint32)
             for client in session.cohort:
                 session.ring.add_into(total, own[client].encode(session, self.vectors[client], None))
             return OpenSum(session.cohort, total)
         pairs = PairSecrets()
 
-        def join(client: int) -> Client:
+        def join(client: int) -> Machine:
             return own[client].join(session, lambda _task, _model: self.vectors[client], agree=pairs.agree)
 
         return gather(session, b"", InProcess(join).exchange)

@@ -20,8 +20,9 @@ from d2pfed.noise.mechanisms import Centered, Share
 from d2pfed.numerics.randomness import Entropy, Stream
 from d2pfed.numerics.ring import IntVector, RingVector
 from d2pfed.plan import Plan
-from d2pfed.round.session import AttemptBinding, rotation_seed
-from d2pfed.secagg import Client, Enrolment, History, Session
+from d2pfed.round.lattice import LatticeClient
+from d2pfed.round.session import AttemptBinding, AttemptSession, rotation_seed
+from d2pfed.secagg import Client, Enrolment, History, lattice
 from d2pfed.secagg.crypto import Agree
 from d2pfed.secagg.crypto import agree as compute_secret
 
@@ -185,19 +186,31 @@ class Participant:
 
     def join(
         self,
-        session: Session,
+        session: AttemptSession,
         train: Train,
         enrolment: Enrolment | None = None,
         history: History | None = None,
         agree: Agree = compute_secret,
-    ) -> Client:
-        """Return the machine that answers the server's requests in this attempt; `agree` is for simulations."""
+        *,
+        model: bytes = b"",
+    ) -> Client | LatticeClient:
+        """Return the machine that answers the server's requests in this attempt; `agree` is for simulations.
+
+        `model` is what a transport brings beside requests of the lattice protocol.
+        """
         check_arguments(Participant.join, locals())
 
-        def contribute(task: bytes, model: bytes, group: bytes | None) -> RingVector:
+        def contribute(task: bytes, model: bytes, group: bytes | None = None) -> RingVector:
             clip, rest = split_clip(self.plan.adaptive_clip, task)
             return self.encode(session, train(rest, model), group, clip)
 
+        if isinstance(session, lattice.Session):
+            return LatticeClient(
+                own=lattice.Participant(session, self.client, enrolment, history),
+                contribute=lambda task, model: (contribute(task, model), None),
+                entropy=self.entropy.child("lattice", session.digest, self.client),
+                model=model,
+            )
         return Client(session, self.client, contribute, self.entropy, enrolment, history, agree)
 
 

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
-from d2pfed.errors import PeerError
+from d2pfed.errors import ConfigError, PeerError
 from d2pfed.noise.mechanisms import Shared
 from d2pfed.numerics.randomness import digest
-from d2pfed.plan import Plan
-from d2pfed.secagg import Delivery, Roster, Session, standing
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.plan import Plan, Protocol
+from d2pfed.secagg import Delivery, Roster, Session, lattice, standing
+from d2pfed.secagg.pairwise.session import least_threshold
 from d2pfed.secagg.roster import NO_ROSTER
+from d2pfed.secagg.trust import Consistency
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,10 @@ class Attempt:
     number: int
 
 
+# A session of pair masks or of the lattice protocol, as the plan says: both are of one cohort and one attempt.
+AttemptSession = Session | lattice.Session
 # What an attempt's vectors are encoded for, and its sum decoded by: a session, or a step with standing keys.
-AttemptBinding = Session | standing.Step
+AttemptBinding = AttemptSession | standing.Step
 
 
 def session_of(
@@ -32,20 +35,29 @@ def session_of(
     roster: Roster | None = None,
     draw: int = 0,
     block: int = 0,
-) -> Session:
+    order: tuple[int, ...] = (),
+) -> AttemptSession:
     """Return what the protocol of an attempt is bound to.
 
-    A signed cohort has the planned size, for which its clients have checked quorum and graph. Otherwise one of another
-    size is a complete graph: where an earlier attempt left fewer although all must deliver.
+    A signed cohort has the planned size, for which its clients have checked quorum and threshold. Otherwise it may have
+    another size: where an earlier attempt left fewer although all must deliver. `order` is the cohort as it was drawn,
+    for the committee: without one it is taken by identity.
     """
     enrolled = NO_ROSTER if roster is None else roster.digest
+    if plan.protocol is Protocol.LATTICE:
+        return _lattice_session(
+            plan, attempt, cohort, order=order or cohort, roster_digest=enrolled, draw=draw, block=block
+        )
     return _session(plan, attempt, cohort, roster_digest=enrolled, draw=draw, block=block)
 
 
-def sketch_of(plan: Plan) -> Session:
+def sketch_of(plan: Plan) -> AttemptSession:
     """Return a session of the plan with clients that do not exist, for its sizes alone."""
     roster = digest("sketch") if plan.consistency is Consistency.SIGNED else NO_ROSTER
-    return _session(plan, Attempt("sketch", 0, 0), tuple(range(plan.cohort_size)), roster_digest=roster)
+    cohort, attempt = tuple(range(plan.cohort_size)), Attempt("sketch", 0, 0)
+    if plan.protocol is Protocol.LATTICE:
+        return _lattice_session(plan, attempt, cohort, order=cohort, roster_digest=roster)
+    return _session(plan, attempt, cohort, roster_digest=roster)
 
 
 def _session(
@@ -66,12 +78,46 @@ def _session(
         cohort=cohort,
         dimension=plan.codec.length,
         bits=plan.ring.bits,
-        degree=plan.neighbours if is_planned else size - 1,
-        threshold=plan.threshold if is_planned else max(size // 2 + 1, plan.colluders + 1),
+        threshold=plan.threshold if is_planned else least_threshold(size, plan.colluders),
         quorum=size if delivery is Delivery.EVERYONE else plan.quorum,
         colluders=plan.colluders,
         delivery=delivery,
         consistency=plan.consistency,
+    )
+
+
+def _lattice_session(
+    plan: Plan,
+    attempt: Attempt,
+    cohort: tuple[int, ...],
+    *,
+    order: tuple[int, ...],
+    roster_digest: bytes,
+    draw: int = 0,
+    block: int = 0,
+) -> lattice.Session:
+    """Return a session whose committee is the first of the cohort in this order: nobody has chosen them."""
+    require_planned_size(plan, len(cohort))
+    if plan.committee is None or plan.secret is None:
+        raise ConfigError("a plan of the lattice protocol must have a committee and the length of a secret")
+    if (plan.consistency is Consistency.SIGNED) != (roster_digest != NO_ROSTER):
+        raise ConfigError(f"consistency must be signed with a roster and assumed without, got {plan.consistency}")
+    return lattice.Session(
+        plan_digest=plan.digest,
+        run=attempt.run,
+        round=attempt.round,
+        attempt=attempt.number,
+        roster_digest=roster_digest,
+        draw=draw,
+        block=block,
+        cohort=cohort,
+        members=tuple(sorted(order[: plan.committee.size])),
+        dimension=plan.codec.length,
+        bits=plan.ring.bits,
+        secret=plan.secret,
+        committee=plan.committee,
+        quorum=plan.quorum,
+        colluders=plan.colluders,
     )
 
 

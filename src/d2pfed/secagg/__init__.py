@@ -1,18 +1,17 @@
 """Secure aggregation: a server learns the sum of its clients' vectors and nothing else about them.
 
-The classes here are those of the main protocol (`pairwise`); those of silos with standing keys are in `standing`.
+The classes here are those of the main protocol (`pairwise`); those of silos with standing keys are in `standing`, those
+of clients that speak once in `lattice`.
 """
 
-from d2pfed.secagg import standing
+from d2pfed.secagg import lattice, standing
 from d2pfed.secagg.pairwise.client import Client
-from d2pfed.secagg.pairwise.graph import Consistency
 from d2pfed.secagg.pairwise.messages import Invitation, decode_invitation, upload_bytes
 from d2pfed.secagg.pairwise.phases import Contribute, group_seed_of
 from d2pfed.secagg.pairwise.server import (
     Advertising,
     Confirming,
     require_enough,
-    with_enough_holders,
 )
 from d2pfed.secagg.pairwise.session import Delivery, Session
 from d2pfed.secagg.pairwise.unmask import Sum
@@ -25,6 +24,7 @@ from d2pfed.secagg.roster import (
     encode_roster,
     issue_roster,
 )
+from d2pfed.secagg.trust import Consistency
 from d2pfed.secagg.wire import Exchange, ServerPhase, collect
 
 __all__ = [
@@ -48,9 +48,9 @@ __all__ = [
     "issue_roster",
     "encode_roster",
     "decode_roster",
-    "with_enough_holders",
     "require_enough",
     "group_seed_of",
     "upload_bytes",
+    "lattice",
     "standing",
 ]

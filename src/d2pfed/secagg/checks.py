@@ -131,29 +131,13 @@ def require_quorum(quorum: int, count: int) -> None:
         raise PeerError(f"at least {quorum} clients must be left, got {count}")
 
 
-def require_holders(count: int, least: int) -> None:
-    """Refuse a set that leaves a client too few holders: colluders among them would know all of its secrets.
-
-    Those that hold its shares count, not those whose shares it holds: of the latter it may have any number.
-    """
-    if count < least:
-        raise PeerError(f"at least {least} holders of a client's shares must be left, got {count}")
-
-
 def require_own(listed: bytes | None, own: bytes) -> None:
     """Refuse a list in which this client's advertisement has no part, or another one of its name.
 
-    Its graph could have been chosen long ago, and others may have been shown other keys.
+    Others may have been shown other keys of its name.
     """
     if listed != own:
         raise PeerError("a client's own advertisement must come back unchanged, in its place")
-
-
-def require_leaves_fit(session: Bound, leaves: Mapping[int, bytes], statements: Mapping[int, bytes]) -> None:
-    """Refuse advertisements other than those that the list of all of them stands for, the client's own included."""
-    for rank, statement in statements.items():
-        if leaves[rank] != statement:
-            raise PeerError(f"the advertisement of client {session.cohort[rank]} is not the one in the list")
 
 
 def require_distinct_keys(publics: Iterable[bytes]) -> None:

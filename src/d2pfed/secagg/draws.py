@@ -100,6 +100,13 @@ def draw_cohort(
     Guarantee: uniform, and fixed before the nonce in the roster was drawn; see `draw_key` and `require_path`.
     Checked: test_draws.py::test_cohorts_are_uniform.
     """
+    return tuple(sorted(draw_order(key, clients, sampling, block)))
+
+
+def draw_order(
+    key: bytes, clients: Sequence[ClientId], sampling: CohortSampling, block: int
+) -> tuple[ClientId, ...]:
+    """Return the cohort of a draw in the order in which it was drawn, which is uniform too; else by identity."""
     population, size = sampling.population, sampling.cohort_size
     if len(clients) != population:
         raise PeerError(
@@ -111,7 +118,7 @@ def draw_cohort(
         places = np.arange(size)
     else:
         order = np.argsort(Stream(key).words(population), kind="stable")  # equal words by place
-        places = np.sort(order[block * size : (block + 1) * size])
+        places = order[block * size : (block + 1) * size]
     ordered = sorted(clients)
     return tuple(ordered[place] for place in places.tolist())
 

@@ -242,6 +242,11 @@ def pack_subset(present: Subset) -> bytes:
     return np.packbits(present, bitorder="little").tobytes()
 
 
+def subset_bytes(size: int) -> int:
+    """Return how long a subset of so many is."""
+    return (size + 7) // 8
+
+
 def pack_ranked(size: int, records: Mapping[int, bytes]) -> bytes:
     """Return which of so many ranks have a record, as a subset, and then the records in order."""
     return b"".join((pack_subset(subset_of(size, records)), *(records[rank] for rank in sorted(records))))

@@ -17,7 +17,7 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import IntVector, RingVector
 from d2pfed.numerics.rotation import rotate
 from d2pfed.plan import Plan
-from d2pfed.round import AttemptBinding, Batches, Participant, Units, sketch_of
+from d2pfed.round import AttemptBinding, Batches, Participant, Units, delivery_of, sketch_of
 from d2pfed.secagg import Delivery
 
 # From the model's parameters, some clients and a round's seed to the clients' updates, in their order.
@@ -198,7 +198,7 @@ def warm_up(plan: Plan, local_training: TrainClients, params: FloatVector) -> No
 def _encode(plan: Plan, update: FloatVector) -> None:
     """Encode one update, pack it and read it again."""
     session, entropy = sketch_of(plan), Entropy.system()
-    group = entropy.key if session.delivery is Delivery.EVERYONE else None
+    group = entropy.key if delivery_of(plan) is Delivery.EVERYONE else None
     clip = None if plan.adaptive_clip is None else plan.adaptive_clip.initial
     encoded = simulated_participant(plan, 0, entropy, {}).encode(session, update, group, clip)
     session.ring.unpack(session.ring.pack(encoded), session.dimension)

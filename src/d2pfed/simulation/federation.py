@@ -1,67 +1,62 @@
-"""Simulated federations: a cohort is drawn, trained, encoded and added up, or its mean is taken in the clear.
+"""Simulated federations: a cohort is drawn, trained, encoded and added up, or its mean is taken in the clear."""
 
-A rehearsal runs the whole signed protocol between made-up clients, charged to nobody, before a run begins.
-"""
-
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import numpy as np
 
-from d2pfed.errors import ConfigError, D2PFedError, TooFewClients
+from d2pfed.errors import ConfigError, TooFewClients
 from d2pfed.ledger import Ledger
 from d2pfed.noise.clipping import with_clip
 from d2pfed.noise.codec import FloatVector
-from d2pfed.numerics.randomness import Entropy, digest
+from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
 from d2pfed.round import (
     Attempt,
     AttemptBinding,
+    AttemptSession,
     Collected,
     Fidelity,
     InProcess,
-    Invite,
     OpenSum,
     Outcome,
     Units,
     gather,
+    require_fidelity,
     session_of,
 )
+from d2pfed.round.aggregation import Machine
 from d2pfed.runs import ExchangeRecord
 from d2pfed.secagg import (
-    Client,
-    Consistency,
     Delivery,
-    Enrolment,
-    History,
     Roster,
-    Session,
     crypto,
     group_seed_of,
     issue_roster,
+    lattice,
     require_enough,
-    with_enough_holders,
 )
-from d2pfed.secagg.roster import sign_position
 from d2pfed.secagg.wire import MessageKind, Subset, kind_of, subset_of
 from d2pfed.simulation.backend import Backend, Encoder, finite, simulated_participant
 from d2pfed.training import Cohorts, shuffle_seed
 
-REHEARSING = 60  # clients
-LOST = 6  # of them, before they send their vector
 EXCHANGES = ("advertise", "share", "masked", "unmask")
 _EXCHANGE_OF = {
     MessageKind.INVITATION: "advertise",
     MessageKind.KEY_ADVERTISEMENTS: "share",
     MessageKind.MASK_REQUEST: "masked",
+    MessageKind.LATTICE_REQUEST: "masked",
 }  # all that come later are for unmasking
 
 
 @dataclass(frozen=True, slots=True)
 class Dropouts:
-    """Independent losses: the fraction of clients that is lost before each of the four exchanges."""
+    """Independent losses: the fraction of clients that is lost before each of the four exchanges.
+
+    Where a committee opens sums, only its members notice the first one, and the first three add up for everybody.
+    """
 
     advertise: Fraction = Fraction(0)
     share: Fraction = Fraction(0)
@@ -111,16 +106,19 @@ class SimulatedFederation:
         block = 0 if self.ledger is None else self.ledger.charged(attempt.run)
         return self.cohorts.draw(attempt.round, attempt.number, block)
 
-    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> Session:
+    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> AttemptSession:
         """Return the session of an attempt."""
         return session_of(self.plan, attempt, cohort)
 
-    def collect(self, session: Session, model: FloatVector, participations: Mapping[int, int]) -> Collected:
+    def collect(self, session: AttemptSession, model: FloatVector, participations: Mapping[int, int]) -> Collected:
         """Train, encode and add up a cohort's vectors, by messages or by their sum under the protocol's conditions."""
+        require_fidelity(self.plan, self.fidelity)
         if self.fidelity is Fidelity.PROTOCOL:
             transport = self._transport(session, model, participations)
             return gather(session, model.tobytes(), transport.exchange, task=with_clip(b"", self.clip))
-        if (graph := session.fixed_graph) is None:
+        if isinstance(session, lattice.Session):
+            return self._committee_sum(session, model, participations)
+        if session.is_signed:
             raise ConfigError(
                 "a simulation's server keeps to the protocol: consistency must be assumed, got signed"
             )
@@ -130,57 +128,95 @@ class SimulatedFederation:
 
         present = session.cohort
         for exchange in ("advertise", "share"):
-            ranks = with_enough_holders(session, graph, subset(self._left(session, present, exchange)))
-            present = tuple(session.cohort[rank] for rank in np.flatnonzero(ranks))
+            present = self._left(session, present, exchange)
+            require_enough(session, subset(present))
         survivors = self._left(session, present, "masked")
         require_enough(session, subset(survivors))
         group = None
         if session.delivery is Delivery.EVERYONE:
             roots = {client: self.entropy.child("client", client) for client in session.cohort}
             group = group_seed_of(session, roots)
+        total, survivors = self._sum(session, model, participations, survivors, group)
+        require_enough(session, subset(survivors))
+        helping = len(self._left(session, survivors, "unmask"))
+
+        def require_shares() -> None:
+            """Refuse the sum if too few are left to open a client's secret."""
+            if helping < session.threshold:
+                raise TooFewClients(f"{session.threshold} shares must open a secret, got {helping}")
+
+        return OpenSum(survivors, total, require_shares)
+
+    def _committee_sum(
+        self, session: lattice.Session, model: FloatVector, participations: Mapping[int, int]
+    ) -> OpenSum:
+        """Add up the vectors of a cohort whose sums a committee opens, if so many of it are there in time."""
+        committee, left = session.committee, self._left_at_each(session)
+        there = frozenset(session.members) & left["advertise"]
+        require_left("members of the committee must be there", committee.least, there)
+        sending = tuple(sorted(left["masked"]))
+        total, survivors = self._sum(session, model, participations, sending, None)
+        require_left("clients must be left", session.quorum, survivors)
+        helping = there & left["unmask"]
+        return OpenSum(
+            survivors, total, lambda: require_left("members must open a sum", committee.openers, helping)
+        )
+
+    def _sum(
+        self,
+        session: AttemptSession,
+        model: FloatVector,
+        participations: Mapping[int, int],
+        clients: tuple[int, ...],
+        group: bytes | None,
+    ) -> tuple[RingVector, tuple[int, ...]]:
+        """Return the sum of what these clients would mask, and whose vectors are in it."""
         encoder = Encoder(
             plan=self.plan,
             session=session,
             group=group,
             entropy=self.entropy,
-            participations={client: participations.get(client, 0) for client in survivors},
+            participations={client: participations.get(client, 0) for client in clients},
             clip=self.clip,
         )
-        total, arrived = encoded_sum(self.backend, encoder, model, survivors)
-        survivors = tuple(client for client in survivors if client in arrived)
-        require_enough(session, subset(survivors))
-        helping = subset(self._left(session, survivors, "unmask"))
-
-        def require_shares() -> None:
-            """Refuse the sum if too few holders of a client's secret would have opened it."""
-            shares = graph.count_holders(helping) + helping  # a client holds one of its own
-            for client in present:
-                if shares[session.rank(client)] < session.threshold:
-                    raise TooFewClients(f"{session.threshold} shares must open a secret of client {client}")
-
-        return OpenSum(survivors, total, require_shares)
+        total, arrived = encoded_sum(self.backend, encoder, model, clients)
+        return total, tuple(client for client in clients if client in arrived)
 
     def exchanges(self) -> tuple[ExchangeRecord, ...]:
         """Return nothing: no message travels."""
         return ()
 
-    def _left(self, session: Session, clients: Sequence[int], exchange: str) -> tuple[int, ...]:
+    def _left_at_each(self, session: lattice.Session) -> dict[str, frozenset[int]]:
+        """Return who of a cohort is left at each exchange, whether it is asked there or not."""
+        left, found = session.cohort, dict[str, frozenset[int]]()
+        for exchange in EXCHANGES:
+            left = self._left(session, left, exchange)
+            found[exchange] = frozenset(left)
+        return found
+
+    def _left(self, session: AttemptSession, clients: Sequence[int], exchange: str) -> tuple[int, ...]:
         """Return who is not lost before an exchange."""
         return self.dropouts.left(clients, exchange, self.entropy.child("fate", session.digest))
 
-    def _transport(self, session: Session, model: FloatVector, participations: Mapping[int, int]) -> InProcess:
+    def _transport(
+        self, session: AttemptSession, model: FloatVector, participations: Mapping[int, int]
+    ) -> InProcess:
         """Return the way to the clients' machines, whose whole cohort is trained when vectors are asked for."""
         updates: dict[int, FloatVector | Units] = {}  # of those who are about to answer
-        pairs = crypto.PairSecrets()
+        pairs, sent = crypto.PairSecrets(), model.tobytes()
+        fates = self._left_at_each(session) if isinstance(session, lattice.Session) else None
 
-        def join(client: int) -> Client:
+        def join(client: int) -> Machine:
             own = simulated_participant(self.plan, client, self.entropy, participations)
-            return own.join(session, lambda _task, _model: updates.pop(client), agree=pairs.agree)
+            return own.join(session, lambda _task, _model: updates.pop(client), agree=pairs.agree, model=sent)
 
         def left(requests: Mapping[int, bytes]) -> Iterator[int]:
             clients = tuple(requests)
             exchange = _EXCHANGE_OF.get(MessageKind(kind_of(requests[clients[0]])), "unmask")
-            answering = self._left(session, clients, exchange)
+            if fates is None:
+                answering = self._left(session, clients, exchange)
+            else:
+                answering = tuple(client for client in clients if client in fates[exchange])
             if exchange != "masked":
                 yield from answering
                 return
@@ -191,6 +227,12 @@ class SimulatedFederation:
                     yield client
 
         return InProcess(join, left)
+
+
+def require_left(rule: str, least: int, left: Collection[int]) -> None:
+    """Refuse to go on with fewer clients than the protocol would."""
+    if len(left) < least:
+        raise TooFewClients(f"at least {least} {rule}, got {len(left)}", tuple(sorted(left)))
 
 
 def encoded_sum(
@@ -241,62 +283,3 @@ def simulated_roster(entropy: Entropy, count: int) -> tuple[dict[int, bytes], Ro
     keys = {client: crypto.signing_public(secret) for client, secret in secrets.items()}
     authority = crypto.signing_public(entropy.child("authority").key)
     return secrets, issue_roster(keys, authority, serial=1, issued=0, entropy=entropy.child("nonce"))
-
-
-def rehearse(dimension: int, bits: int, entropy: Entropy) -> int:
-    """Run every message of a signed session over vectors of this size, lose some clients, and check the sum.
-
-    Nothing of it comes from anyone's data, so it costs no privacy. Returns how many clients are in the sum.
-    """
-    secrets, roster = simulated_roster(entropy, REHEARSING)
-    session = Session(
-        plan_digest=digest("d2pfed rehearsal"),
-        run="rehearsal",
-        round=0,
-        attempt=0,
-        roster_digest=roster.digest,
-        cohort=tuple(secrets),
-        dimension=dimension,
-        bits=bits,
-        degree=REHEARSING - 1,
-        threshold=REHEARSING // 2 + 1,
-        quorum=REHEARSING - 2 * LOST,
-        colluders=0,
-        delivery=Delivery.QUORUM,
-        consistency=Consistency.SIGNED,
-    )
-
-    def vector(client: int) -> RingVector:
-        words = entropy.child("vector", client).stream().words(dimension)
-        return (words & np.uint64(session.ring.modulus - 1)).astype(np.uint32)
-
-    def join(client: int) -> Client:
-        count, head = 1, digest("d2pfed rehearsal log", client)
-        position = sign_position(secrets[client], roster.authority, client, count, head)
-        return Client(
-            session,
-            client,
-            lambda _task, _model, _group: vector(client),
-            entropy.child("client", client),
-            Enrolment(secrets[client], roster),
-            History(position, lambda *seen: seen == (count, head)),
-        )
-
-    def left(requests: Mapping[int, bytes]) -> list[int]:
-        return [
-            client
-            for client, request in requests.items()
-            if client >= LOST or kind_of(request) != MessageKind.MASK_REQUEST
-        ]
-
-    exchange = InProcess(join, left).exchange
-    masked = gather(session, b"model", exchange, task=b"rehearsal", invite=Invite(roster=roster))
-    found, survivors = masked.unmask().vector, masked.survivors
-    expected = np.zeros(dimension, np.uint32)
-    for client in survivors:
-        session.ring.add_into(expected, vector(client))
-    if len(survivors) != REHEARSING - LOST or not np.array_equal(found, expected):
-        raise D2PFedError(
-            "the rehearsal of secure aggregation gave a wrong sum: this installation must not be used"
-        )
-    return len(survivors)

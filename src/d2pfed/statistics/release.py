@@ -19,9 +19,10 @@ from d2pfed.ledger.files import software_digest
 from d2pfed.noise.clipping import DROWNED
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import MAX_BITS, Ring
-from d2pfed.plan import Plan, PrivacyTarget, calibrate, guarantees
+from d2pfed.plan import Plan, PrivacyTarget, Protocol, calibrate, guarantees
 from d2pfed.round import Attempt, Fidelity, local_sum, run_plan
 from d2pfed.round.participant import Update
+from d2pfed.secagg.lattice.parameters import MOST_BITS
 from d2pfed.statistics.records import Array, CodedRecords, RecordCode, are_known, positive
 
 Value = TypeVar("Value")
@@ -37,7 +38,7 @@ _HOW = {  # by fidelity; a deployment has another
     "sum": "simulated: vectors added up without the protocol's messages",
     "protocol": "simulated: every message of the protocol was sent",
 }
-_CHANGEABLE = ("against", "adjacency", "dropouts", "colluders", "unit", "records", "max_silos")
+_CHANGEABLE = ("against", "adjacency", "dropouts", "colluders", "protocol", "unit", "records", "max_silos")
 _DEFAULTS = PrivacyTarget(against=SERVER, sampling=Sampling.NONE, dropouts=0.1, colluders=0.1)
 
 
@@ -291,7 +292,10 @@ def _plan(target: PrivacyTarget, bound: float) -> Plan:
     radius, length = plan.codec.grid_radius, plan.codec.length
     room = 4 / radius + length / (6 * radius**2)
     if room < MOST_ROOM:
-        plan = calibrate(replace(target, clip=bound * (1 + room)))
+        target = replace(target, clip=bound * (1 + room))
+        plan = calibrate(target)
+    if plan.protocol is Protocol.LATTICE:  # whose secrets are as long as the ring asks for
+        return calibrate(replace(target, bits=min(MOST_BITS, plan.ring.bits + SPARE_BITS)))
     return replace(plan, ring=Ring(min(MAX_BITS, plan.ring.bits + SPARE_BITS)))
 
 

@@ -12,7 +12,7 @@ from d2pfed.deploy.rosters import read_roster
 from d2pfed.deploy.transport import Deadlines
 from d2pfed.flower.server import KeyUse, PrivateFedAvg
 from d2pfed.plan import PrivacyTarget, calibrate
-from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.trust import Consistency
 
 app = ServerApp()
 DIMENSION = 16

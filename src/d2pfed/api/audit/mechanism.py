@@ -14,8 +14,7 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan, PrivacyTarget, calibrate
-from d2pfed.round import Attempt, rotation_seed, session_of
-from d2pfed.secagg import Session
+from d2pfed.round import Attempt, AttemptSession, rotation_seed, session_of
 from d2pfed.simulation import Encoder, Fidelity, SimulatedFederation
 
 DIMENSION = 8  # a power of two, so that no coordinate is padding and the decoded mean holds all that is in the sum
@@ -145,13 +144,13 @@ def audit_mechanism(
     )
 
 
-def _directions(plan: Plan) -> list[tuple[Session, FloatVector]]:
+def _directions(plan: Plan) -> list[tuple[AttemptSession, FloatVector]]:
     """Return the rounds of a trial, each with the direction that is attacked in it.
 
     After its rotation the client's vector has opposite signs in any two releases that follow each other. The best test
     of fresh noise is then also one from which noise that is used again falls out.
     """
-    rounds: list[tuple[Session, FloatVector]] = []
+    rounds: list[tuple[AttemptSession, FloatVector]] = []
     rotation = plan.codec.rotation
     for number in range(plan.rounds):
         session = session_of(plan, Attempt("audit", number, 0), tuple(range(plan.cohort_size)))
@@ -166,7 +165,7 @@ def _directions(plan: Plan) -> list[tuple[Session, FloatVector]]:
 def _statistic(
     plan: Plan,
     fidelity: Fidelity,
-    rounds: Sequence[tuple[Session, FloatVector]],
+    rounds: Sequence[tuple[AttemptSession, FloatVector]],
     world: float,
     entropy: Entropy,
 ) -> float:

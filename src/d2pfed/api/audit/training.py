@@ -19,9 +19,9 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import IntVector
 from d2pfed.plan import Plan, guarantees
-from d2pfed.round import Attempt, Collected, Units, rotation_seed
+from d2pfed.round import Attempt, AttemptSession, Collected, Units, rotation_seed
 from d2pfed.runs import End, ExchangeRecord, Listener, TrainingAudit
-from d2pfed.secagg import Session, Sum
+from d2pfed.secagg import Sum
 from d2pfed.simulation import Backend, SimulatedFederation, TrainClients
 from d2pfed.simulation.backend import RecordGradients, Silos
 
@@ -160,11 +160,11 @@ class WatchedFederation:
         """Return the cohort of an attempt."""
         return self.inner.draw(attempt)
 
-    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> Session:
+    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> AttemptSession:
         """Return the session of an attempt."""
         return self.inner.bind(attempt, cohort)
 
-    def collect(self, session: Session, model: FloatVector, participations: Mapping[int, int]) -> Collected:
+    def collect(self, session: AttemptSession, model: FloatVector, participations: Mapping[int, int]) -> Collected:
         """Gather the cohort's vectors."""
         return _Watched(self.inner.collect(session, model, participations), self, session)
 
@@ -172,7 +172,7 @@ class WatchedFederation:
         """Return nothing: no message travels."""
         return self.inner.exchanges()
 
-    def note(self, session: Session, survivors: Sequence[int], total: Sum) -> None:
+    def note(self, session: AttemptSession, survivors: Sequence[int], total: Sum) -> None:
         """Add what an opened sum shows, in units of the clip, to the scores of the canaries that may be in it.
 
         The middle between the two sides of a coin is subtracted, so that the sign of a score is the guess.
@@ -192,7 +192,7 @@ class _Watched:
 
     inner: Collected
     federation: WatchedFederation
-    session: Session
+    session: AttemptSession
 
     @property
     def survivors(self) -> tuple[int, ...]:

@@ -116,6 +116,9 @@ def render(report: RunReport, drawn: Sequence[tuple[Plot, Drawing]]) -> str:
             f"{floats / summary.upload_bytes:.3g} times as much. Keys and shares come on top, whatever the model's "
             "size."
         )
+        if plan.committee is not None:
+            members = f"{plan.committee.size} of {plan.cohort_size:,} clients"
+            size += f" All speak once, and {members} are asked again to open a sum."
     warnings = [] if report.plan_summary is None else list(report.plan_summary.warnings)
     if plan is None:
         warnings.insert(0, "This run was trained in the clear: it protects nobody.")

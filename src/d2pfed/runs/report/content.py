@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from d2pfed.errors import ConfigError, DamagedFile
 from d2pfed.numerics import canonical
-from d2pfed.plan import MechanismName, Plan, PlanSummary, PrivacyTarget, RotationName, describe
+from d2pfed.plan import MechanismName, Plan, PlanSummary, PrivacyTarget, ProtocolChoice, RotationName, describe
 from d2pfed.plan.describe import describe_plan
 from d2pfed.plan.plan import TYPES
 from d2pfed.runs.json_files import from_json, parse, read_text, require_directory
@@ -22,7 +22,7 @@ AUDIT = "audit.json"  # in a run's directory, if its training was audited
 MOST_ITEMS = 20  # of a list in a table; the whole of it is in the file
 _CHOSEN_BY_TYPE = frozenset({"mechanism", "rotation"})  # their type is what was chosen
 
-_TYPES = TYPES | {kind.__name__: kind for kind in (PrivacyTarget, MechanismName, RotationName)}
+_TYPES = TYPES | {kind.__name__: kind for kind in (PrivacyTarget, MechanismName, ProtocolChoice, RotationName)}
 
 
 @dataclass(frozen=True, slots=True)

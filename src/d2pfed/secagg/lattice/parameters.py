@@ -9,15 +9,17 @@ certificate Q    members that must sign one set of survivors before any of them 
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import ceil, comb
+from math import ceil
 
 from d2pfed.errors import ConfigError
+from d2pfed.secagg.trust import COHORT_BITS, most_marked
 
 SECRET_DEVIATION = 16  # of a secret's numbers: wider than the noise after a hint, whatever the noise
 LEAST_WIDTH = 2  # deviation of a client's noise, in steps, in every coordinate
-MOST_COHORT = 20_000
+LEAST_COHORT, MOST_COHORT = 64, 20_000
 MOST_DIMENSION, MOST_BITS = 1 << 25, 20
 
+SECURITY_BITS = 136  # of the table below, against the best of the attacks that the estimator knows
 _LEAST_BITS = 8  # below it the secrets are those of 8 bits
 # Numbers of a secret by the bits of the ring from 8 on, for noise of at least so many steps: 140 bits against the
 # primal and 136 against the dual attack (core-SVP, classical), for the noise that a hint leaves. Checked:
@@ -28,10 +30,10 @@ _SECRETS = {
     8: (384, 384, 384, 384, 448, 512, 512, 576, 640, 704, 704, 768, 832),
     16: (384, 384, 384, 384, 384, 384, 448, 512, 576, 576, 640, 704, 768),
 }
+LEAST_SECRET = min(map(min, _SECRETS.values()))
 _COMMITTEES = (64, 96, 128, 192, 256, 384, 512)
 _LEAST_PACKED, _LEAST_PACKED_WHOLE = 48, 16
-_COLLUSION_BITS = 40  # a committee with more colluders than counted on is this improbable, as a power of one half
-_ABSENCE_BITS = 20  # and one with more members missing
+_ABSENCE_BITS = 20  # a committee with more members missing is this improbable, as a power of one half
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,37 @@ def secret_length(bits: int, width: Fraction) -> int:
     return _SECRETS[widest][max(bits, _LEAST_BITS) - _LEAST_BITS]
 
 
+def seated(size: int, colluders: int, secret: int, cohort: int, missing: int) -> Committee | None:
+    """Return the committee of this size with so many colluders; None if too few may be there to open anything.
+
+    All of it follows from these numbers, so a client that knows them recomputes it.
+    """
+    absent = most_marked(cohort, missing, size, Fraction(1, 1 << _ABSENCE_BITS))
+    threshold = max(colluders, ceil(Fraction(size, 8)))
+    packed, certificate = min(secret, size - absent - threshold - 2), (size + colluders) // 2 + 1
+    least = _LEAST_PACKED if size < cohort else _LEAST_PACKED_WHOLE
+    if packed < least or certificate > size - absent:
+        return None
+    return Committee(size, threshold, packed, certificate, colluders)
+
+
+def committee_sizes(cohort: int) -> tuple[int, ...]:
+    """Return how many members a committee of this cohort may have: fixed sizes below it, or all of a small one."""
+    whole = (cohort,) if cohort <= _COMMITTEES[-1] else ()
+    return (*(size for size in _COMMITTEES if size < cohort), *whole)
+
+
+@lru_cache
+def colluders_in_committee(population: int, colluding: int, size: int, draws: int) -> int:
+    """Return the most colluders of a committee, whichever of its draws a server uses; 0 draws: it names the members.
+
+    Guarantee: one with more is there with chance at most 2^-40 over all draws (exact integers). Members and others
+    are counted apart, so there are twice as many committees. Checked: test_lattice_parameters.py.
+    """
+    chance = Fraction(1, (2 * draws) << COHORT_BITS) if draws else Fraction(0)
+    return most_marked(population, colluding, size, chance)
+
+
 @lru_cache
 def choose_committee(
     cohort: int, dropouts: Fraction, secret: int, *, population: int, colluding: int, draws: int
@@ -79,44 +112,19 @@ def choose_committee(
         dropouts: the part of them that may be missing.
         secret: numbers of a client's secret.
         population: enrolled clients, of whom `colluding` may help the server.
-        draws: cohorts that a server can choose among, 0 if it names the cohort itself. Members and others are
-            counted apart, so twice as many committees.
-
-    Guarantee: more than `colluders` of the members collude with chance at most 2^-40 over all draws (exact integers).
-    Checked: test_lattice_parameters.py.
+        draws: cohorts that a server can choose among, 0 if it names the cohort itself.
     """
     if not 1 <= cohort <= min(MOST_COHORT, population):
         raise ConfigError(
             f"the lattice protocol takes cohorts of at most {min(MOST_COHORT, population)} clients, got {cohort}"
         )
     missing = ceil(dropouts * cohort)
-    sizes = [size for size in _COMMITTEES if size < cohort]
-    for size in [*sizes, *([cohort] if cohort <= _COMMITTEES[-1] else [])]:
-        absent = most_marked(cohort, missing, size, Fraction(1, 1 << _ABSENCE_BITS))
-        chance = Fraction(1, (2 * draws) << _COLLUSION_BITS) if draws else Fraction(0)
-        colluders = most_marked(population, colluding, size, chance)
-        threshold = max(colluders, ceil(Fraction(size, 8)))
-        packed = min(secret, size - absent - threshold - 2)
-        certificate = (size + colluders) // 2 + 1
-        if packed >= (_LEAST_PACKED if size < cohort else _LEAST_PACKED_WHOLE) and certificate <= size - absent:
-            return Committee(size, threshold, packed, certificate, colluders)
+    for size in committee_sizes(cohort):
+        colluders = colluders_in_committee(population, colluding, size, draws)
+        committee = seated(size, colluders, secret, cohort, missing)
+        if committee is not None:
+            return committee
     raise ConfigError(
         f"no committee of a cohort of {cohort} opens a sum with {missing} clients missing and {colluding} of "
         f"{population} colluding"
     )
-
-
-def most_marked(population: int, marked: int, drawn: int, chance: Fraction) -> int:
-    """Return the least number that the marked ones of a uniform draw exceed with at most this chance.
-
-    The hypergeometric law in exact integers, summed from its upper end.
-    """
-    honest, hit = population - marked, min(drawn, marked)
-    allowed = comb(population, drawn) * chance.numerator // chance.denominator  # rounded down: the safe side
-    ways = comb(marked, hit) * comb(honest, drawn - hit)
-    above = ways
-    while above <= allowed and hit > 0:
-        ways = ways * hit * (honest - drawn + hit) // ((marked - hit + 1) * (drawn - hit + 1))
-        hit -= 1
-        above += ways
-    return hit

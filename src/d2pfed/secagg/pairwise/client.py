@@ -7,7 +7,7 @@ from d2pfed.numerics.randomness import KEY_BYTES, Entropy
 from d2pfed.secagg import crypto, wire
 from d2pfed.secagg.draws import SEED_BYTES
 from d2pfed.secagg.pairwise import phases
-from d2pfed.secagg.pairwise.keys import JoinedClients
+from d2pfed.secagg.pairwise.keys import JoinedClients, others
 from d2pfed.secagg.pairwise.session import Delivery, Session
 from d2pfed.secagg.roster import POSITION_BYTES, Enrolment, History, Position, unpack_position
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
@@ -130,7 +130,7 @@ def _read(kind: int, session: Session, rank: int, reader: Reader) -> SavedPhase:
             seed, own = reader.take(SEED_BYTES), unpack_share(reader.take(SHARE_BYTES))
             contribution = reader.take(SEED_BYTES if session.delivery is Delivery.EVERYONE else 0)
             joined = JoinedClients(session, reader.subset(len(session.cohort)), reader.take(BINDING_BYTES))
-            partners = joined.partners(rank, joined.present)
+            partners = others(rank, joined.present)
             peers = {peer: phases.Peer(reader.take(KEY_BYTES), reader.take(KEY_BYTES)) for peer in partners}
             return phases.Shared(seed, own, contribution, joined, peers)
         case MessageKind.SAVED_CONFIRMED:
@@ -145,7 +145,7 @@ def _read_masked(session: Session, rank: int, reader: Reader) -> phases.Masked:
     joined = JoinedClients(session, reader.subset(size), reader.take(BINDING_BYTES))
     sharers, held = reader.subset(size), reader.subset(size)
     owners = wire.ranks_of(held)
-    if not held[rank] or not set(owners) <= set(joined.owners(rank, sharers)):
+    if not held[rank] or not set(owners) <= set(wire.ranks_of(sharers)):
         raise PeerError("saved shares must be this client's own and of others that have sent it some")
     seeds = {owner: unpack_share(reader.take(SHARE_BYTES)) for owner in owners}
     mask_keys = {owner: unpack_share(reader.take(SHARE_BYTES)) for owner in owners if owner != rank}

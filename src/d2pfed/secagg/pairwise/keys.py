@@ -3,20 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import digest
 from d2pfed.secagg import crypto
 from d2pfed.secagg.crypto import PUBLIC_BYTES, SIGNATURE_BYTES
-from d2pfed.secagg.pairwise.graph import Graph, Ranks
 from d2pfed.secagg.pairwise.session import Delivery, Session
 from d2pfed.secagg.roster import POSITION_BYTES, Position, unpack_position
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
 from d2pfed.secagg.wire import ClientId, Reader, Subset, pack_subset, ranks_of
 
 COMMITMENT_BYTES = 32
-LEAF_BYTES = 32
 CONTRIBUTION_BYTES = 32
 NO_GROUP = b""  # what stands for the hash of the group seed where there is none
 
@@ -53,53 +49,22 @@ def read_advertisement(session: Session, reader: Reader) -> KeyAdvertisement:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JoinedClients:
-    """Who joined a session, the digest A of their advertisements, and the graph that follows from it."""
+    """Who joined a session, and the digest A of their advertisements."""
 
     session: Session
     present: Subset
     digest: bytes
-    graph: Graph = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "graph", self.session.graph(self.digest))
 
     @staticmethod
     def of(session: Session, present: Subset, leaves: Mapping[int, bytes]) -> "JoinedClients":
-        """Return what the advertisements behind these leaves lead to; A covers leaves that all clients know."""
-        binds_all = session.is_complete or session.is_signed
-        ordered = [leaves[rank] for rank in ranks_of(present)] if binds_all else []
+        """Return what the advertisements behind these leaves lead to."""
+        ordered = [leaves[rank] for rank in ranks_of(present)]
         return JoinedClients(session, present, digest("d2pfed adverts", pack_subset(present), *ordered))
 
-    def receivers(self, rank: int, present: Subset) -> list[int]:
-        """Return to whom of a subset a client sends its shares: the other holders of its secrets."""
-        return _others(rank, self.graph.holders(rank), present)
 
-    def senders(self, rank: int, present: Subset) -> list[int]:
-        """Return who of a subset sends shares to a client."""
-        return _others(rank, self.graph.held_by(rank), present)
-
-    def owners(self, rank: int, present: Subset) -> list[int]:
-        """Return of whom in a subset a client holds shares, itself included."""
-        held = self.graph.held_by(rank)
-        owners: list[int] = held[present[held]].tolist()
-        return owners
-
-    def partners(self, rank: int, present: Subset) -> list[int]:
-        """Return with whom of a subset a client shares a pair mask."""
-        return _others(rank, self.graph.partners(rank), present)
-
-    def shown(self, rank: int) -> list[int]:
-        """Return whose advertisements a client is sent: its partners' that joined, and its own."""
-        return sorted([*self.partners(rank, self.present), *([rank] if self.present[rank] else [])])
-
-    def points(self, owner: int, holders: list[int]) -> list[int]:
-        """Return the points of an owner's shares: places among all of its holders, joined or not, from 1."""
-        return [int(place) + 1 for place in np.searchsorted(self.graph.holders(owner), holders)]
-
-
-def _others(rank: int, ranks: Ranks, present: Subset) -> list[int]:
-    others: list[int] = ranks[present[ranks] & (ranks != rank)].tolist()
-    return others
+def others(rank: int, present: Subset) -> list[int]:
+    """Return with whom of a subset a client shares masks, and its secrets: everyone else."""
+    return [other for other in ranks_of(present) if other != rank]
 
 
 def commitment(session: Session, client: ClientId, seed: bytes) -> bytes:

@@ -13,9 +13,9 @@ from d2pfed.secagg.draws import NODE_BYTES, SEED_BYTES, Opening
 from d2pfed.secagg.pairwise.keys import (
     COMMITMENT_BYTES,
     CONTRIBUTION_BYTES,
-    LEAF_BYTES,
     JoinedClients,
     KeyAdvertisement,
+    others,
     read_advertisement,
 )
 from d2pfed.secagg.pairwise.session import Delivery, Session
@@ -28,7 +28,7 @@ HASH_BYTES = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyAdvertisements:
-    """Who joined and what follows from it, the leaves that this client knows, and the advertisements it was shown."""
+    """Who joined and what follows from it, and by rank what each has signed, and its advertisement."""
 
     joined: JoinedClients
     leaves: Mapping[int, bytes]
@@ -158,30 +158,21 @@ def read_invitation(reader: Reader, client: ClientId, binding: bytes, depth: int
 
 
 def encode_advertisements(
-    joined: JoinedClients, rank: int, leaves: Mapping[int, bytes], advertisements: Mapping[int, KeyAdvertisement]
+    joined: JoinedClients, rank: int, advertisements: Mapping[int, KeyAdvertisement]
 ) -> bytes:
-    """Tell a client who joined, with the advertisements of its partners and its own."""
-    listed = [leaves[other] for other in sorted(leaves)] if joined.session.lists_leaves else []
-    packed = [advertisements[other].pack() for other in joined.shown(rank)]
-    fields = wire.pack_subset(joined.present), *listed, *packed
+    """Tell a client who joined, with all of their advertisements."""
+    packed = [advertisements[other].pack() for other in wire.ranks_of(joined.present)]
+    fields = wire.pack_subset(joined.present), *packed
     return wire.message(joined.session, MessageKind.KEY_ADVERTISEMENTS, rank, *fields)
 
 
 def decode_advertisements(session: Session, rank: int, data: bytes) -> KeyAdvertisements:
-    """Read who joined: one advertisement for every partner in the subset and its own, no more and no fewer."""
+    """Read who joined: one advertisement for everyone in the subset, no more and no fewer."""
     with wire.opened(session, MessageKind.KEY_ADVERTISEMENTS, rank, data) as reader:
         present = reader.subset(len(session.cohort))
-        leaves = dict[int, bytes]()
-        if session.lists_leaves:
-            leaves = {other: reader.take(LEAF_BYTES) for other in wire.ranks_of(present)}
-            joined = JoinedClients.of(session, present, leaves)
-        else:
-            joined = JoinedClients(session, present, b"")  # the graph is known before the advertisements
-        advertisements = {other: read_advertisement(session, reader) for other in joined.shown(rank)}
-    if not session.lists_leaves:
-        leaves = {other: each.statement(session, session.cohort[other]) for other, each in advertisements.items()}
-        joined = JoinedClients.of(session, present, leaves)
-    return KeyAdvertisements(joined, leaves, advertisements)
+        advertisements = {other: read_advertisement(session, reader) for other in wire.ranks_of(present)}
+    leaves = {other: each.statement(session, session.cohort[other]) for other, each in advertisements.items()}
+    return KeyAdvertisements(JoinedClients.of(session, present, leaves), leaves, advertisements)
 
 
 def encode_encrypted_shares(joined: JoinedClients, rank: int, shares: EncryptedShares) -> bytes:
@@ -193,7 +184,7 @@ def encode_encrypted_shares(joined: JoinedClients, rank: int, shares: EncryptedS
 def decode_encrypted_shares(joined: JoinedClients, rank: int, data: bytes) -> EncryptedShares:
     """Read a client's sealed shares by receiver's rank."""
     with wire.opened(joined.session, MessageKind.ENCRYPTED_SHARES, rank, data) as reader:
-        return _read_encrypted_shares(joined.session, joined.receivers(rank, joined.present), reader)
+        return _read_encrypted_shares(joined.session, others(rank, joined.present), reader)
 
 
 def encode_mask_request(  # noqa: PLR0917 - the fields of the message
@@ -209,7 +200,7 @@ def decode_mask_request(joined: JoinedClients, rank: int, data: bytes) -> MaskRe
     """Read a request for the masked vector: a ciphertext from every sender in the subset, the task, the model."""
     reader = wire.opened(joined.session, MessageKind.MASK_REQUEST, rank, data)
     sharers = reader.subset(len(joined.session.cohort))
-    shares = _read_encrypted_shares(joined.session, joined.senders(rank, sharers), reader)
+    shares = _read_encrypted_shares(joined.session, others(rank, sharers), reader)
     return MaskRequest(sharers, shares, reader.take(reader.integer(4)), reader.rest())
 
 
@@ -236,7 +227,7 @@ def decode_signatures(session: Session, rank: int, data: bytes) -> dict[int, byt
 
 def encode_unmasking_shares(joined: JoinedClients, rank: int, sharers: Subset, shares: Mapping[int, int]) -> bytes:
     """Send one share for every client of the sharers whose shares this one holds, and say whose it lacks."""
-    lacking = [owner for owner in joined.owners(rank, sharers) if owner not in shares]
+    lacking = [owner for owner in wire.ranks_of(sharers) if owner not in shares]
     missing = wire.pack_subset(wire.subset_of(len(joined.session.cohort), lacking))
     packed = pack_shares(shares[owner] for owner in sorted(shares))
     return wire.message(joined.session, MessageKind.UNMASKING_SHARES, rank, missing, packed)
@@ -248,7 +239,7 @@ def decode_unmasking_shares(
     """Read one share per owner's rank, None where the sender says that it never got one."""
     with wire.opened(joined.session, MessageKind.UNMASKING_SHARES, rank, data) as reader:
         missing = reader.subset(len(joined.session.cohort))
-        owners = joined.owners(rank, sharers)
+        owners = wire.ranks_of(sharers)
         held = [owner for owner in owners if not missing[owner]]
         if len(held) + int(missing.sum()) != len(owners) or missing[rank]:
             raise PeerError("only shares that somebody else should have sent can be missing")
@@ -263,18 +254,16 @@ def ciphertext_bytes(session: Session) -> int:
 
 
 def upload_bytes(session: Session) -> int:
-    """Return what one client sends in an attempt in which nobody drops out and nobody remembers a position.
-
-    In a sparse signed graph clients hold shares of more or fewer others, `degree` on the average: this is the mean.
-    """
-    subset = (len(session.cohort) + 7) // 8
+    """Return what one client sends in an attempt in which nobody drops out and nobody remembers a position."""
+    size = len(session.cohort)
+    subset = wire.subset_bytes(size)
     signed = POSITION_BYTES + SIGNATURE_BYTES if session.is_signed else 0
     advertisement = HEADER_BYTES + 2 * PUBLIC_BYTES + COMMITMENT_BYTES + signed
-    ciphertexts = HEADER_BYTES + session.degree * ciphertext_bytes(session) + (subset if session.is_signed else 0)
+    ciphertexts = HEADER_BYTES + (size - 1) * ciphertext_bytes(session) + (subset if session.is_signed else 0)
     group = HASH_BYTES if session.delivery is Delivery.EVERYONE else 0
     masked = HEADER_BYTES + CONTEXT_BYTES + group + session.ring.packed_bytes(session.dimension)
     confirmation = HEADER_BYTES + SIGNATURE_BYTES if session.is_signed else 0
-    shares = HEADER_BYTES + subset + (session.degree + 1) * SHARE_BYTES
+    shares = HEADER_BYTES + subset + size * SHARE_BYTES
     return advertisement + ciphertexts + masked + confirmation + shares
 
 

@@ -33,7 +33,7 @@ from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement
 from d2pfed.secagg.pairwise.messages import EncryptedShares, KeyAdvertisements
 from d2pfed.secagg.pairwise.session import Delivery, Session
 from d2pfed.secagg.roster import Enrolment, History, Position
-from d2pfed.secagg.wire import ClientId, MessageKind, Subset, message, opened, subset_of
+from d2pfed.secagg.wire import ClientId, MessageKind, Subset, message, opened, ranks_of, subset_of
 
 # From the bytes of task and model and, under Delivery.EVERYONE, the group seed, to the vector to be summed.
 Contribute = Callable[[bytes, bytes, bytes | None], RingVector]
@@ -64,11 +64,10 @@ class ClientSession:
         """Return this client's signature, empty where nothing is signed."""
         return b"" if self.signed is None else crypto.sign(self.signed[0].secret, statement)
 
-    def check_remaining(self, joined: JoinedClients, present: Subset) -> None:
+    def check_remaining(self, present: Subset) -> None:
         """Check what must hold for the clients that are left, whichever exchange it is."""
         checks.require_self(self.rank, present)
         checks.require_quorum(self.session.quorum, int(present.sum()))
-        checks.require_holders(len(joined.receivers(self.rank, present)), self.session.least_holders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +128,11 @@ class Advertised:
         listed = messages.decode_advertisements(session, local.rank, data)
         self._check(local, listed)
         contribution = self.entropy.child("group").key if session.delivery is Delivery.EVERYONE else b""
-        shares = self._split(listed.joined, local.rank)
+        shares = self._split(listed.joined)
         seal, mask = crypto.Agreement(self.seal_secret), crypto.Agreement(self.mask_secret)
         known = {} if local.signed is None else local.signed[1].known
         sealed, peers = dict[int, bytes](), dict[int, Peer]()
-        for rank in listed.joined.partners(local.rank, listed.joined.present):
+        for rank in keys.others(local.rank, listed.joined.present):
             advertisement, peer = listed.advertisements[rank], session.cohort[rank]
             shared = local.agree(seal, advertisement.seal_public)
             inbound = keys.share_key(session, shared, peer, client)
@@ -154,23 +153,20 @@ class Advertised:
 
     def _check(self, local: ClientSession, listed: KeyAdvertisements) -> None:
         session, shown, statements = local.session, listed.advertisements, listed.leaves
-        local.check_remaining(listed.joined, listed.joined.present)
+        local.check_remaining(listed.joined.present)
         checks.require_own(listed.leaves[local.rank], self.advertisement(local).statement(session, local.client))
-        if session.lists_leaves:  # else they were made from these advertisements
-            statements = {rank: each.statement(session, session.cohort[rank]) for rank, each in shown.items()}
-            checks.require_leaves_fit(session, listed.leaves, statements)
         publics = ((each.seal_public, each.mask_public) for each in shown.values())
         checks.require_distinct_keys(chain.from_iterable(publics))
         if local.signed is not None:
             signed = {rank: (statement, shown[rank].signature) for rank, statement in statements.items()}
             checks.require_signed(session, local.signed[0].roster, signed)
 
-    def _split(self, joined: JoinedClients, rank: int) -> dict[int, tuple[int, int]]:
-        """Return (share of the seed, share of the mask key) by holder that joined, this client included."""
-        holders = sorted([rank, *joined.receivers(rank, joined.present)])
+    def _split(self, joined: JoinedClients) -> dict[int, tuple[int, int]]:
+        """Return (share of the seed, share of the mask key) by client that joined, this one included."""
+        holders = ranks_of(joined.present)
         stream = self.entropy.child("coefficients").stream()
         secrets = [int.from_bytes(secret, "little") for secret in (self.seed, self.mask_secret)]
-        columns = shamir.split(secrets, joined.session.threshold, joined.points(rank, holders), stream)
+        columns = shamir.split(secrets, joined.session.threshold, [holder + 1 for holder in holders], stream)
         return dict(zip(holders, zip(*columns, strict=True), strict=True))
 
 
@@ -201,7 +197,7 @@ class Shared:
         session, joined = local.session, self.joined
         request = messages.decode_mask_request(joined, local.rank, data)
         checks.require_within(request.sharers, joined.present)
-        local.check_remaining(joined, request.sharers)
+        local.check_remaining(request.sharers)
         contents = self._open(local, request.shares)
         group = self._group_seed(local, request.sharers, contents)
         context = keys.context(joined, request.task, request.model, request.sharers)
@@ -246,7 +242,7 @@ class Shared:
         contents: Mapping[int, keys.ShareContent],  # noqa: ARG002 - masks must not depend on it
     ) -> list[int]:
         """Return with whom masks are shared, whoever's ciphertext opened: a server could spoil some for fewer masks."""
-        return self.joined.partners(local.rank, sharers)
+        return keys.others(local.rank, sharers)
 
     def _group_seed(
         self, local: ClientSession, sharers: Subset, contents: Mapping[int, keys.ShareContent]
@@ -277,7 +273,7 @@ class Masked:
         with opened(session, kind, local.rank, data) as reader:
             survivors = reader.subset(len(session.cohort))
         checks.require_within(survivors, self.sharers)
-        local.check_remaining(self.joined, survivors)
+        local.check_remaining(survivors)
         if not session.is_signed:
             return self.unmasking_shares(local, survivors), Finished()
         signature = local.sign(keys.survivors_statement(self.context, survivors))

@@ -7,7 +7,7 @@ did not answer, or answered badly, has dropped out. Too few left: the attempt is
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -16,7 +16,6 @@ from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.secagg import checks, crypto, wire
 from d2pfed.secagg.draws import Opening
 from d2pfed.secagg.pairwise import keys, messages
-from d2pfed.secagg.pairwise.graph import Graph
 from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement
 from d2pfed.secagg.pairwise.messages import EncryptedShares
 from d2pfed.secagg.pairwise.session import Session
@@ -34,7 +33,6 @@ class _Known:
     joined: JoinedClients
     roster: Roster | None
     advertisements: Mapping[int, KeyAdvertisement]
-    leaves: Mapping[int, bytes] = field(repr=False)
     blamed: frozenset[int]
 
 
@@ -93,18 +91,16 @@ class Advertising:
             self.positions[client] = advertisement.position
 
     def close(self) -> "Sharing":
-        """Go on with those that advertised and have holders enough."""
+        """Go on with those that advertised."""
         session, blamed = self._session, frozenset(self._blamed)
         present = wire.subset_of(len(session.cohort), self._advertisements)
-        if session.fixed_graph is not None:
-            present = with_enough_holders(session, session.fixed_graph, present, blamed)
         require_enough(session, present, blamed)
         leaves = {
             rank: self._advertisements[rank].statement(session, session.cohort[rank])
             for rank in wire.ranks_of(present)
         }
         joined = JoinedClients.of(session, present, leaves)
-        return Sharing(_Known(joined, self._roster, self._advertisements, leaves, blamed))
+        return Sharing(_Known(joined, self._roster, self._advertisements, blamed))
 
 
 class Sharing:
@@ -116,7 +112,7 @@ class Sharing:
         self.outbox = Outbox(
             known.joined.session.cohort,
             known.joined.present,
-            lambda rank: messages.encode_advertisements(known.joined, rank, known.leaves, known.advertisements),
+            lambda rank: messages.encode_advertisements(known.joined, rank, known.advertisements),
         )
 
     def receive(self, client: ClientId, data: bytes) -> None:
@@ -125,10 +121,10 @@ class Sharing:
         self._sent[rank] = messages.decode_encrypted_shares(self._known.joined, rank, data)
 
     def close(self, task: bytes, model: bytes) -> "Masking":
-        """Go on with those that shared and have holders enough, and give them task and model."""
+        """Go on with those that shared, and give them task and model."""
         joined, blamed = self._known.joined, self._known.blamed
-        present = wire.subset_of(len(joined.session.cohort), self._sent)
-        sharers = with_enough_holders(joined.session, joined.graph, present, blamed)
+        sharers = wire.subset_of(len(joined.session.cohort), self._sent)
+        require_enough(joined.session, sharers, blamed)
         return Masking(self._known, sharers, self._sent, task, model)
 
 
@@ -146,7 +142,7 @@ class Masking:
         self._groups: set[bytes] = set()
 
         def request(rank: int) -> bytes:
-            senders = known.joined.senders(rank, sharers)
+            senders = keys.others(rank, sharers)
             claims = wire.subset_of(len(sharers), [sender for sender in senders if sent[sender].claims[rank]])
             shares = EncryptedShares({sender: sent[sender].ciphertexts[rank] for sender in senders}, claims)
             return messages.encode_mask_request(known.joined, rank, sharers, shares, task, model)
@@ -242,14 +238,6 @@ class Unmasking:
     def close(self, run_jobs: RunJobs = map) -> Sum:
         """Return the sum of the survivors' vectors, its masks expanded by `run_jobs` (an executor's map, say)."""
         return unmask(self._aggregate, self._shares, run_jobs)
-
-
-def with_enough_holders(session: Session, graph: Graph, present: Subset, blamed: Collection[int] = ()) -> Subset:
-    """Return those of a subset whose secrets the others of it can open, or find that too few are left."""
-    while np.any(short := present & (graph.count_holders(present) < session.least_holders)):
-        present = present & ~short
-    require_enough(session, present, blamed)
-    return present
 
 
 def require_enough(session: Session, present: Subset, blamed: Collection[int] = ()) -> None:

@@ -138,7 +138,7 @@ class _SecretRecovery:
         """Return the secret behind just enough shares, if it is the right one."""
         if len(holders) < self._session.threshold:
             return None
-        points = tuple(self._aggregate.joined.points(owner, holders))
+        points = tuple(holder + 1 for holder in holders)
         if points not in self._coefficients:
             self._coefficients[points] = Interpolation(points)
         held = self._given[owner]
@@ -160,7 +160,7 @@ class _SecretRecovery:
         holders = sorted(held)
         if len(holders) < threshold:
             return None
-        corrector = Corrector(self._aggregate.joined.points(owner, holders), threshold)
+        corrector = Corrector([holder + 1 for holder in holders], threshold)
         return corrector.correct([held[holder] for holder in holders], is_right)
 
     def _agreeing(self, owner: int) -> int:
@@ -201,7 +201,7 @@ def _masks(aggregate: Aggregate, recovery: _SecretRecovery) -> Iterator[tuple[bo
         yield False, keys.self_mask_key(recovery.seed(owner), context, session.cohort[owner])
     for owner in ranks_of(aggregate.sharers & ~aggregate.survivors):
         agreement = recovery.mask_key(owner)
-        for peer in aggregate.joined.partners(owner, aggregate.survivors):
+        for peer in keys.others(owner, aggregate.survivors):
             shared = agreement.agree(aggregate.advertisements[peer].mask_public)
             pair = session.cohort[owner], session.cohort[peer]
             key = keys.pair_mask_key(shared, context, pair, keys.NO_GROUP)

@@ -1,0 +1,65 @@
+"""What a client of a plan sends and receives in one attempt."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from d2pfed.noise.mechanisms import Protocol, Shared
+from d2pfed.plan.bounds import VERIFIED_DEPTH, cohorts_to_choose
+from d2pfed.plan.plan import Plan
+from d2pfed.secagg import traffic
+from d2pfed.secagg.lattice.session import Session as LatticeSession
+from d2pfed.secagg.pairwise.session import Delivery, Session
+from d2pfed.secagg.roster import NO_ROSTER
+from d2pfed.secagg.traffic import Traffic
+from d2pfed.secagg.trust import Consistency
+
+_PARAMETER_BYTES = 4  # a model is sent as 32-bit floats
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTraffic:
+    """Bytes of an attempt in which nobody drops out, and of the roster, which a client receives once.
+
+    Attributes:
+        client: an ordinary client's.
+        member: that of a member of the committee, where there is one.
+        roster: how long the list of all enrolled clients is; 0 where nobody is enrolled.
+    """
+
+    client: Traffic
+    member: Traffic | None
+    roster: int
+
+
+def traffic_of(plan: Plan) -> PlanTraffic | None:
+    """Return the traffic of a plan, for a run of a name of 16 letters; None if no protocol carries it."""
+    cohort, is_signed = tuple(range(plan.cohort_size)), plan.consistency is Consistency.SIGNED
+    depth = VERIFIED_DEPTH if is_signed and cohorts_to_choose(plan.sampling, 1) else None
+    model, roster = _PARAMETER_BYTES * plan.dimension, traffic.roster_bytes(plan.sampling.population) * is_signed
+    named: dict[str, Any] = {
+        "plan_digest": plan.digest,
+        "run": 16 * "x",
+        "round": 0,
+        "attempt": 0,
+        "roster_digest": plan.digest if is_signed else NO_ROSTER,
+        "cohort": cohort,
+        "dimension": plan.codec.length,
+        "bits": plan.ring.bits,
+        "quorum": plan.quorum,
+        "colluders": plan.colluders,
+    }
+    if plan.committee is not None:
+        members = cohort[: plan.committee.size]
+        session = LatticeSession(**named, members=members, secret=plan.secret, committee=plan.committee)
+        sizes = session, depth, model
+        return PlanTraffic(traffic.lattice_traffic(*sizes), traffic.member_traffic(*sizes), roster)
+    match plan.protocol:
+        case Protocol.STANDING:
+            sent = traffic.standing_traffic(plan.cohort_size, plan.ring.packed_bytes(plan.codec.length), model)
+            return PlanTraffic(sent, None, roster)
+        case Protocol.PAIRWISE:
+            delivery = Delivery.EVERYONE if isinstance(plan.mechanism, Shared) else Delivery.QUORUM
+            agreed = {"threshold": plan.threshold, "delivery": delivery, "consistency": plan.consistency}
+            return PlanTraffic(traffic.pairwise_traffic(Session(**named, **agreed), depth, model), None, roster)
+        case _:
+            return None

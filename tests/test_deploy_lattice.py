@@ -1,0 +1,403 @@
+"""Clients of the lattice protocol in real directories: rows, keys, and what a lying server or a crash gets."""
+
+import shutil
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from d2pfed.accounting import Sampling
+from d2pfed.deploy import attempt as client_attempt
+from d2pfed.deploy import lattice as client_lattice
+from d2pfed.deploy import state
+from d2pfed.deploy.account import ClientSpending
+from d2pfed.deploy.config import read_client_config
+from d2pfed.deploy.layout import encode_task
+from d2pfed.deploy.rosters import accept_roster
+from d2pfed.deploy.state import SavedPhase
+from d2pfed.errors import D2PFedError, PeerError, TooFewClients
+from d2pfed.ledger.client_log import Entry
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.plan import Protocol
+from d2pfed.round import rotation_seed
+from d2pfed.secagg import lattice
+from d2pfed.secagg.lattice import checks, messages
+from d2pfed.secagg.roster import sign_position
+from d2pfed.secagg.wire import MessageKind, kind_of
+from support.crash_moments import Disk, lay_out
+from support.enrolled_clients import anchor_in, directory_of, enrol, sign_roster
+from support.malicious_server import LAYOUT, MODEL, MaliciousServer, add_one
+from support.small_committees import CLIENTS, MEMBERS, keep_keys_in, make_lattice_plan, shrink
+
+TASK = encode_task(LAYOUT, {"server-round": 1})
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    shrink(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def enrolled(tmp_path_factory):
+    """28 enrolled clients, copied for each test."""
+    directory = tmp_path_factory.mktemp("enrolled")
+    return directory, enrol(directory, CLIENTS)
+
+
+@pytest.fixture
+def server(tmp_path, enrolled):
+    made, roster = enrolled
+    return serve(tmp_path, made, roster)
+
+
+def serve(directory, made, roster, **plan):
+    shutil.copytree(made, directory, dirs_exist_ok=True)
+    for client in range(CLIENTS):
+        file = directory_of(directory, client) / "client.toml"
+        file.write_text(file.read_text().replace(str(made), str(directory)))
+    keep_keys_in(directory)
+    server = MaliciousServer(directory, make_lattice_plan(**plan), roster)
+    server.announce()
+    return server
+
+
+def config_of(server, client):
+    return read_client_config(directory_of(server.directory, client))
+
+
+def rows(server, client, entry):
+    return config_of(server, client).log.read().bodies(entry)
+
+
+class Steps:
+    """The server's phases of one attempt, one at a time; requests are those that clients would be sent."""
+
+    def __init__(self, server, number=0, attempt=0, **invitations):
+        self.server, self.session = server, server.session(number, attempt)
+        opening = server.opening(self.session.draw)
+        brought = {"roster": server.roster.roster, "opening": opening} | invitations
+        self.phase = lattice.Convening(lattice.Invitations(session=self.session, **brought))
+        self.refused = {}
+
+    def run(self, without=(), change=lambda _client, answer: answer):
+        for client in self.phase.outbox:
+            if client in without:
+                continue
+            try:
+                answer = change(client, self.server.ask_frame(client, self.phase.outbox[client]))
+                self.phase.receive(client, answer)
+            except D2PFedError as error:
+                self.refused[client] = error
+        return self
+
+    def contribute(self, **options):
+        self.phase = self.phase.close(TASK, lattice.model_digest(self.server.model))
+        return self.run(**options)
+
+    def agree(self, **options):
+        self.phase = self.phase.close(Entropy.system())
+        return self.run(**options)
+
+    def open(self, **options):
+        self.phase = self.phase.close()
+        return self.run(**options)
+
+
+def decoded(server, opened, number=0, attempt=0):
+    seed = rotation_seed(server.session(number, attempt))
+    return server.plan.codec.decode(server.plan.ring.center(opened.vector), seed, 1)
+
+
+def test_a_cohort_speaks_once_and_a_committee_opens_its_sum(server):
+    steps = Steps(server).run().contribute().agree().open()
+    session = steps.session
+    found = decoded(server, steps.phase.close())
+    assert not steps.refused
+    assert len(session.members) == MEMBERS
+    assert np.abs(found - 1).max() < 0.5
+    for client in session.cohort:
+        is_member = client in session.members
+        counts = {entry: len(rows(server, client, entry)) for entry in (Entry.BEGUN, Entry.CHARGE, Entry.SIGNED)}
+        assert counts == {Entry.BEGUN: is_member, Entry.CHARGE: 1, Entry.SIGNED: is_member}
+        assert not (directory_of(server.directory, client) / "states").exists() or not list(
+            (directory_of(server.directory, client) / "states").glob("*.state")
+        )
+
+
+def test_the_next_round_is_another_session_and_another_row(server):
+    for number in range(2):
+        found = decoded(server, server.attempt(number), number)
+        assert np.abs(found - 1).max() < 0.5
+    assert len(ClientSpending.of(config_of(server, 3).log.read()).releases) == 2
+
+
+def test_a_second_request_for_the_same_attempt_gets_no_vector(server, monkeypatch):
+    steps = Steps(server).run().contribute()
+    client = steps.session.cohort[5]
+    with pytest.raises(PeerError, match="is stale: this client has sent its vector"):
+        server.ask_frame(client, steps.phase.outbox[client])
+    assert len(rows(server, client, Entry.CHARGE)) == 1
+    monkeypatch.setattr(client_attempt, "require_unsent", lambda *_: None)
+    with pytest.raises(PeerError, match="was used before"):  # where cohorts are drawn, the draw is a second guard
+        server.ask_frame(client, steps.phase.outbox[client])
+    monkeypatch.setattr(client_attempt.ClientAttempt, "require_unused_draw", lambda *_: None)
+    assert kind_of(server.ask_frame(client, steps.phase.outbox[client])) == MessageKind.LATTICE_CONTRIBUTION
+
+
+def test_no_attempt_before_the_last_gets_a_vector(server):
+    later = Steps(server, number=1).run().contribute()
+    earlier = Steps(server, number=0)
+    client = earlier.session.cohort[0]
+    with pytest.raises(PeerError, match="stale"):
+        server.ask_frame(client, earlier.phase.outbox[client])
+    assert not later.refused
+
+
+def test_only_the_committee_that_a_client_computes_is_convened(server):
+    steps = Steps(server)
+    stranger = next(client for client in steps.session.cohort if client not in steps.session.members)
+    with pytest.raises(PeerError, match="not in the committee that it has computed"):
+        server.ask_frame(stranger, server.invitation(stranger))
+    assert not rows(server, stranger, Entry.BEGUN)
+
+
+def test_another_model_than_the_one_named_is_refused_at_no_cost(server):
+    steps = Steps(server).run()
+    phase = steps.phase.close(TASK, lattice.model_digest(MODEL))
+    server.model = bytes(len(MODEL) - 4) + b"1234"
+    with pytest.raises(PeerError, match="must be the one that the request names"):
+        server.ask_frame(0, phase.outbox[0])
+    assert not rows(server, 0, Entry.CHARGE)
+
+
+def test_training_that_fails_is_zero_and_noise(server):
+    def failing(client):
+        def train(arrays, settings):
+            raise SystemExit("records")
+
+        return train if client < 2 else add_one(client)
+
+    server.train = failing
+    found = decoded(server, server.attempt())
+    assert np.abs(found[:2]).max() < 0.5 < found[2:16].min()
+    assert len(rows(server, 0, Entry.CHARGE)) == 1
+
+
+def test_a_member_signs_one_set_of_survivors_whatever_is_restored(server, monkeypatch):
+    """Its state of before is put back, and it is shown the survivors without one client."""
+    steps = Steps(server).run().contribute()
+    contributing, member = steps.phase, steps.session.members[0]
+    keys = server.directory / "keys"
+    shutil.copytree(keys, server.directory / "backup")
+    steps.agree()
+    other = without_one(contributing, steps)
+    shutil.rmtree(keys)
+    shutil.copytree(server.directory / "backup", keys)
+    with pytest.raises(PeerError, match="signs one set of survivors"):
+        server.ask_frame(member, other)
+    shutil.rmtree(keys)
+    shutil.copytree(server.directory / "backup", keys)
+    monkeypatch.setattr(client_lattice.lattice, "require_one_statement", lambda *_: None)
+    answer = server.ask_frame(member, other)
+    assert isinstance(messages.decode_signature(steps.session, steps.session.rank(member), answer), bytes)
+
+
+def without_one(contributing, steps):
+    """The request for signatures of all survivors but the last."""
+    session, signed = steps.session, dict(contributing._signed)
+    signed.pop(max(signed))
+    shown = messages.Survivors(contributing._request.context, bytes(32), signed)
+    return messages.encode_survivors(session, session.rank(session.members[0]), shown)
+
+
+def test_a_refusal_ends_a_members_part(server):
+    steps = Steps(server).run().contribute()
+    contributing, member = steps.phase, steps.session.members[0]
+    shown = messages.Survivors(contributing._request.context, bytes(32), {})
+    with pytest.raises(PeerError, match="clients must be left"):
+        server.ask_frame(member, messages.encode_survivors(steps.session, steps.session.rank(member), shown))
+    steps.agree()
+    assert set(steps.refused) == {member}
+
+
+def test_a_member_that_has_opened_keeps_no_key(server):
+    steps = Steps(server).run().contribute().agree()
+    member = steps.session.members[0]
+    config = config_of(server, member)
+
+    def kept():
+        data = client_lattice.member_keys(config, steps.session.digest).file.read(lambda _: True)
+        return lattice.Member.decode(steps.session, member, SavedPhase.decode(data).state)
+
+    key = kept().secret
+    assert len(key) == 32
+    opening = steps.open().phase
+    assert kept().secret == b""
+    again = server.ask_frame(member, opening.outbox[member])  # the same bytes may go again
+    assert again == kept().opening
+    assert not any(key in file.read_bytes() for file in server.directory.rglob("*") if file.is_file())
+
+
+def test_nothing_of_an_attempt_is_answered_after_its_time(server, monkeypatch):
+    steps = Steps(server).run().contribute()
+    with monkeypatch.context() as later:
+        clock = state.time.time
+        later.setattr(state.time, "time", lambda: clock() + 3600)
+        steps.agree()
+        assert set(steps.refused) == set(steps.session.members)
+        Steps(server, attempt=1).run()
+        config = config_of(server, steps.session.members[0])
+        keys = client_lattice.member_keys(config, steps.session.digest)
+        assert not keys.holds_any()  # erased by the next attempt
+
+
+def test_at_its_cap_a_sampled_client_sends_noise_and_moves_on(tmp_path, enrolled):
+    server = serve(tmp_path, *enrolled, sampling=Sampling.FIXED, max_participations=1, rounds=3)
+    server.attempt(0)
+    before = config_of(server, 0).log.read().head.seq
+    found = decoded(server, server.attempt(1), 1)
+    assert np.abs(found).max() < 0.5
+    assert config_of(server, 0).log.read().head.seq > before
+    assert len(rows(server, 0, Entry.CHARGE)) == 1
+    silent = [row for row in rows(server, 0, Entry.BEGUN) if row.get("silent")]
+    assert [row["round"] for row in silent] == [1]
+
+
+def test_a_draw_serves_one_run_only(tmp_path, enrolled):
+    server = serve(tmp_path, *enrolled, sampling=Sampling.FIXED, max_participations=2)
+    server.attempt(0)
+    server.run = "another run"
+    server.announce()
+    with pytest.raises(TooFewClients):
+        server.attempt(0)
+    assert {"draw 0 of this roster was used before"} == {str(error) for error in server.refusals.values()}
+
+
+def test_a_client_put_back_to_before_its_charge_is_noticed(server):
+    """By the server's memory, which the client sees before it is charged again."""
+    steps = Steps(server).run()
+    client = steps.session.cohort[3]
+    backup = server.directory / "before"
+    shutil.copytree(directory_of(server.directory, client), backup / "home")
+    shutil.copytree(anchor_in(server.directory, client), backup / "anchor")
+    steps.contribute()
+    positions = dict(steps.phase.positions)
+    for place, name in ((directory_of, "home"), (anchor_in, "anchor")):
+        shutil.rmtree(place(server.directory, client))
+        shutil.copytree(backup / name, place(server.directory, client))
+    again = Steps(server, attempt=1, remembered=positions).run(without=[client]).contribute()
+    assert "rolled back or cloned" in str(again.refused[client])
+
+
+def test_members_do_not_sign_beside_a_client_that_went_back(server, monkeypatch):
+    """A server that forgets: only members that have met the client later notice it."""
+    Steps(server).run().contribute().agree()
+    steps = Steps(server, attempt=1).run()
+    client = steps.session.cohort[3]
+    config, position = config_of(server, client), client_attempt.ClientAttempt.position
+    first = config.log.read().rows[0].head
+    stale = sign_position(config.secret, config.authority, client, first.seq, first.hash)
+
+    def shown(self):
+        return stale if self.config.client == client else position(self)
+
+    monkeypatch.setattr(client_attempt.ClientAttempt, "position", shown)
+    monkeypatch.setattr(checks, "require_after_charge", lambda *_: None)
+    steps.contribute().agree()
+    assert set(steps.phase.claims) == {client}
+    with pytest.raises(TooFewClients, match="must sign the survivors"):
+        steps.phase.close()
+
+
+def test_a_position_from_before_the_charge_is_never_signed(server, monkeypatch):
+    monkeypatch.setattr(client_attempt.ClientAttempt, "position", lambda self: self.memory().position)
+    steps = Steps(server).run().contribute()
+    assert {str(error) for error in steps.refused.values()} == {
+        "a contribution must be signed with the position after its charge"
+    }
+
+
+def test_a_member_whose_roster_has_changed_counts_as_missing(server):
+    steps = Steps(server).run()
+    member = steps.session.members[2]
+    config = config_of(server, member)
+    newer = sign_roster(server.directory, {}, server.roster.roster, None)
+    accept_roster(config, newer.data)
+    steps.contribute().agree().open()
+    assert set(steps.refused) == {member}
+    assert np.abs(decoded(server, steps.phase.close()) - np.array([1.0] * 16)).max() < 1.5
+
+
+def test_another_protocols_request_is_refused_under_a_lattice_plan(server):
+    config = config_of(server, 0)
+    with pytest.raises(PeerError, match="agreed on in the lattice protocol"):
+        client_attempt.agreed_plan(config, server.roster.roster, server.run, 0, Protocol.STANDING)
+
+
+REQUESTS = ("convene", "contribute", "agree", "open")
+
+
+def crash_everywhere(server, step, tmp_path, monkeypatch):
+    """Have one member answer one request while all system calls are watched; at each moment ask it again.
+
+    Yields what left before the crash, what left after it, and the client's directory then.
+    """
+    steps = Steps(server)
+    member = steps.session.members[1]
+    before = {"convene": [], "contribute": ["run"], "agree": ["run", "contribute"]}
+    for name in before.get(step, ["run", "contribute", "agree"]):
+        getattr(steps, name)()
+    if step == "contribute":
+        steps.phase = steps.phase.close(TASK, lattice.model_digest(server.model))
+    elif step == "agree":
+        steps.phase = steps.phase.close(Entropy.system())
+    elif step == "open":
+        steps.phase = steps.phase.close()
+    asked, sent = steps.phase.outbox[member], []
+    root = tmp_path / "watched"
+    root.mkdir()
+    (server.directory / "keys").mkdir(exist_ok=True)
+    for name in (f"client-{member}", f"anchor-{member}", "keys"):
+        shutil.copytree(server.directory / name, root / name)
+    move(server.directory, root, member)
+    watched = MaliciousServer(root, server.plan, server.roster)
+    with monkeypatch.context() as patched:
+        disk = Disk(root, patched, lambda: len(sent))
+        sent.append(watched.ask_frame(member, asked))
+        disk._note("after sending")
+    for number, moment in enumerate(disk.moments):
+        place = lay_out(tmp_path / f"kill-{number}", moment.after_kill)
+        move(root, place, member)
+        again = MaliciousServer(place, server.plan, server.roster)
+        after = []
+        with suppress(D2PFedError):
+            after.append(again.ask_frame(member, asked))
+        yield moment.call, sent[: moment.sent], after, again, member
+
+
+def move(old, new, client):
+    """Make a copy of a client at home in its new place: settings name paths, keys lie where they say."""
+    file = directory_of(new, client) / "client.toml"
+    file.write_text(file.read_text().replace(str(old), str(new)))
+    key_places = [
+        client_lattice.member_keys(read_client_config(directory_of(each, client)), bytes(32)).file._directory
+        for each in (old, new)
+    ]
+    brought = new / "keys" / key_places[0].name
+    if brought.exists():
+        key_places[1].rmdir()
+        brought.rename(key_places[1])
+
+
+@pytest.mark.parametrize("step", REQUESTS)
+def test_a_member_killed_at_any_moment_says_one_thing_at_most(server, step, tmp_path, monkeypatch):
+    entry = {"convene": Entry.BEGUN, "contribute": Entry.CHARGE, "agree": Entry.SIGNED}.get(step)
+    answered = 0
+    for call, before, after, again, member in crash_everywhere(server, step, tmp_path, monkeypatch):
+        left = {*before, *after}
+        assert len(left) <= 1, f"{call}: two answers"
+        if entry is not None:
+            found = rows(again, member, entry)
+            assert len(found) == 1 or (not left and not found), f"{call}: an answer without its row"
+        answered += bool(after)
+    assert answered
