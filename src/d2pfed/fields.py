@@ -181,10 +181,11 @@ def check_arguments(function: Callable[..., object], given: Mapping[str, object]
 
 def _check_hints(hints: Mapping[str, Any], given: Mapping[str, object]) -> None:
     for name, value in given.items():
-        if name in hints and not _fits(value, hints[name]):
+        hint = hints.get(name, object)
+        if type(value) is not hint and not _fits(value, hint):  # most are of the very type
             is_plain = isinstance(value, (str, Number, NoneType))  # anything else may be long, or somebody's data
             got = told(value) if is_plain else type(value).__name__
-            raise ConfigError(f"{name} must be of the type {_in_words(hints[name])}, got {got}")
+            raise ConfigError(f"{name} must be of the type {_in_words(hint)}, got {got}")
 
 
 def _in_words(hint: Any) -> str:  # noqa: ANN401 - an annotation

@@ -225,6 +225,8 @@ def check_releases(releases: Sequence[Release]) -> None:
     if not releases:
         raise ConfigError("there must be at least one release to account for")
     distinct = {id(release): release for release in releases}.values()
+    if strange := [each for each in distinct if not isinstance(each, Release)]:
+        raise ConfigError(f"releases must be of the type Release, got {type(strange[0]).__name__}")
     if len({(release.unit, release.adjacency) for release in distinct}) > 1:
         raise ConfigError("all releases of one account must have the same unit and adjacency")
     silos = {release.max_silos for release in distinct}
