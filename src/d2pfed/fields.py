@@ -4,10 +4,11 @@ import dataclasses
 import inspect
 import operator
 import re
+import sys
 from collections.abc import Callable, Mapping
 from enum import Enum, StrEnum
 from functools import cache
-from numbers import Integral, Number, Real
+from numbers import Integral, Number, Rational, Real
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -201,7 +202,8 @@ def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - an annotation
     if origin in (Union, UnionType):
         return any(_fits(value, part) for part in parts)
     if hint in (int, float):
-        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+        is_held = hint is int or not isinstance(value, Rational) or abs(value) <= sys.float_info.max
+        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool) and is_held
     kind = origin or hint
     is_open = getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False)
     if is_open or not isinstance(kind, type):
