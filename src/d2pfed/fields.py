@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from enum import Enum, StrEnum
+from fractions import Fraction
 from functools import cache
 from numbers import Integral, Number, Rational, Real
 from types import NoneType, UnionType
@@ -196,14 +197,20 @@ def _in_words(hint: Any) -> str:  # noqa: ANN401 - an annotation
     )
 
 
+_LARGEST = Fraction(sys.float_info.max)
+
+
 def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - an annotation
     """Tell whether a value is of an annotated type; a type that cannot be checked takes all values."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(_fits(value, part) for part in parts)
-    if hint in (int, float):
-        is_held = hint is int or not isinstance(value, Rational) or abs(value) <= sys.float_info.max
-        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool) and is_held
+    if hint in (int, float) and isinstance(value, bool):
+        return False
+    if hint is int:
+        return isinstance(value, Integral)
+    if hint is float:  # a whole number or fraction may be beyond what a float holds
+        return isinstance(value, Real) and not (isinstance(value, Rational) and abs(Fraction(value)) > _LARGEST)
     kind = origin or hint
     is_open = getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False)
     if is_open or not isinstance(kind, type):
