@@ -76,6 +76,7 @@ class Painted:
         ({"color": "red"}, "color must be of the type Color | None, got 'red'"),
         ({"share": "a\nb"}, "share must be of the type float, got 'a\\nb'"),
         ({"share": True}, "share must be of the type float, got True"),
+        ({"share": 10**400}, "share must be of the type float, got a number of 1329 bits"),
     ],
 )
 def test_a_field_of_another_type_is_refused_in_a_line(changes, text):

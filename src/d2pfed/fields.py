@@ -4,10 +4,12 @@ import dataclasses
 import inspect
 import operator
 import re
+import sys
 from collections.abc import Callable, Mapping
 from enum import Enum, StrEnum
+from fractions import Fraction
 from functools import cache
-from numbers import Integral, Number, Real
+from numbers import Integral, Number, Rational, Real
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -181,10 +183,11 @@ def check_arguments(function: Callable[..., object], given: Mapping[str, object]
 
 def _check_hints(hints: Mapping[str, Any], given: Mapping[str, object]) -> None:
     for name, value in given.items():
-        if name in hints and not _fits(value, hints[name]):
+        hint = hints.get(name, object)
+        if type(value) is not hint and not _fits(value, hint):  # most are of the very type
             is_plain = isinstance(value, (str, Number, NoneType))  # anything else may be long, or somebody's data
             got = told(value) if is_plain else type(value).__name__
-            raise ConfigError(f"{name} must be of the type {_in_words(hints[name])}, got {got}")
+            raise ConfigError(f"{name} must be of the type {_in_words(hint)}, got {got}")
 
 
 def _in_words(hint: Any) -> str:  # noqa: ANN401 - an annotation
@@ -194,13 +197,20 @@ def _in_words(hint: Any) -> str:  # noqa: ANN401 - an annotation
     )
 
 
+_LARGEST = Fraction(sys.float_info.max)
+
+
 def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - an annotation
     """Tell whether a value is of an annotated type; a type that cannot be checked takes all values."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(_fits(value, part) for part in parts)
-    if hint in (int, float):
-        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+    if hint in (int, float) and isinstance(value, bool):
+        return False
+    if hint is int:
+        return isinstance(value, Integral)
+    if hint is float:  # a whole number or fraction may be beyond what a float holds
+        return isinstance(value, Real) and not (isinstance(value, Rational) and abs(Fraction(value)) > _LARGEST)
     kind = origin or hint
     is_open = getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False)
     if is_open or not isinstance(kind, type):

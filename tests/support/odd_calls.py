@@ -272,7 +272,6 @@ METHODS: tuple[Call, ...] = (
         participant,
         lambda: {"session": session(), "update": np.zeros(3, np.float32), "group": None},
     ),
-    _method("Participant.batch", participant, lambda: {"session": session(), "count": 3}),
     _method("Participant.join", participant, lambda: {"session": session(), "train": lambda *_: np.zeros(3)}),
 )
 # Functions and settings come more often: they are what users call.

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
 from functools import lru_cache
@@ -225,6 +225,9 @@ def check_releases(releases: Sequence[Release]) -> None:
     if not releases:
         raise ConfigError("there must be at least one release to account for")
     distinct = {id(release): release for release in releases}.values()
+    given: Iterable[object] = distinct
+    if strange := [each for each in given if not isinstance(each, Release)]:
+        raise ConfigError(f"releases must be of the type Release, got {type(strange[0]).__name__}")
     if len({(release.unit, release.adjacency) for release in distinct}) > 1:
         raise ConfigError("all releases of one account must have the same unit and adjacency")
     silos = {release.max_silos for release in distinct}

@@ -141,9 +141,10 @@ class EarlyStop:
             raise ConfigError(f"patience must be at least 1, got {self.patience}")
         if not (math.isfinite(self.least_gain) and self.least_gain >= 0):
             raise ConfigError(f"least_gain must be finite and at least 0, got {self.least_gain}")
-        stops = tuple(self.milestones) if isinstance(self.milestones, Sequence) else self.milestones
-        object.__setattr__(self, "milestones", stops)
+        given: object = self.milestones
+        object.__setattr__(self, "milestones", tuple(given) if isinstance(given, list) else given)
         check_fields(self)
+        stops = self.milestones
         if list(stops) != sorted(set(stops)) or stops[:1] < (1,) * bool(stops):
             raise ConfigError(f"milestones must be increasing whole numbers from 1 on, got {stops}")
 

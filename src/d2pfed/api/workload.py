@@ -58,7 +58,8 @@ class ModelEvaluator:
 
     def test(self, params: FloatVector) -> dict[str, float]:
         """Return the metrics on the test data; none without such data."""
-        opened = self.held_out() if callable(self.held_out) else self.held_out
+        with explained("the test data cannot be opened"):
+            opened = self.held_out() if callable(self.held_out) else self.held_out
         return self._measured(params, opened, "test")
 
     def _measured(self, params: FloatVector, data: object, owner: str) -> dict[str, float]:

@@ -85,7 +85,8 @@ class Entropy:
     is_replayed: bool
 
     def __post_init__(self) -> None:
-        if not isinstance(self.key, bytes) or len(self.key) != KEY_BYTES:
+        key: object = self.key
+        if not isinstance(key, bytes) or len(key) != KEY_BYTES:
             raise ConfigError(f"entropy must have {KEY_BYTES} bytes, got another key")
 
     @staticmethod

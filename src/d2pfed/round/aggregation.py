@@ -291,7 +291,9 @@ def aggregate(
     Checked: test_round.py::test_charges_come_before_what_they_pay_for,
     test_never_less.py::test_a_retry_counts_the_attempt_before_it.
     """
-    check_arguments(aggregate, locals())
+    check_arguments(aggregate, {"plan": plan, "first": first, "model": model, "attempts": attempts, "clip": clip})
+    if not hasattr(ledger, "reserve"):
+        raise ConfigError(f"ledger must be a Ledger, got {type(ledger).__name__}")
     run, number = first.run, first.round
     ledger.require_plan(run, plan.digest)
     attempts = _clipped(plan, attempts, clip)

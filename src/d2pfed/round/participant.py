@@ -175,7 +175,6 @@ class Participant:
 
     def batch(self, session: AttemptBinding, count: int) -> Batch:
         """Return this attempt's batch of a silo that holds so many units, drawn by fresh coins."""
-        check_arguments(Participant.batch, locals())
         fresh = self._fresh(session)
         is_silent = self.participations >= self.plan.max_participations
         return Batch.draw(self.plan, rotation_seed(session), 0 if is_silent else count, fresh)

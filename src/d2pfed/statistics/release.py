@@ -65,7 +65,8 @@ class Terms:
             raise ConfigError(
                 f"ledger must be a Ledger or the path of one or of a run, got {type(self.ledger).__name__}"
             )
-        if self.fidelity not in ("auto", *Fidelity):
+        named: object = self.fidelity
+        if not isinstance(named, str) or named not in ("auto", *Fidelity):
             raise ConfigError(f"fidelity must be auto, {', '.join(Fidelity)}, got {self.fidelity!r}")
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
             raise ConfigError(f"seed must be a whole number or None, got {self.seed!r}")
