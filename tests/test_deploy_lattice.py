@@ -145,12 +145,11 @@ def test_a_second_request_for_the_same_attempt_gets_no_vector(server, monkeypatc
 
 
 def test_no_attempt_before_the_last_gets_a_vector(server):
-    later = Steps(server, number=1).run().contribute()
-    earlier = Steps(server, number=0)
-    client = earlier.session.cohort[0]
-    with pytest.raises(PeerError, match="stale"):
-        server.ask_frame(client, earlier.phase.outbox[client])
-    assert not later.refused
+    earlier = Steps(server).run()
+    assert not Steps(server, attempt=1).run().contribute().refused
+    phase, client = earlier.phase.close(TASK, lattice.model_digest(MODEL)), earlier.session.cohort[5]
+    with pytest.raises(PeerError, match="attempt 0 of run a run is stale: this client has sent its vector"):
+        server.ask_frame(client, phase.outbox[client])
 
 
 def test_only_the_committee_that_a_client_computes_is_convened(server):

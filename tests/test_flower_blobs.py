@@ -54,6 +54,19 @@ def test_a_wrong_blob_is_refused_and_not_kept(tmp_path):
         ExchangeRequest.decode(sent[:16] + b"\x09" + sent[17:])
 
 
+def test_a_model_beside_its_frame_is_sent_and_referred_to_as_one_within(tmp_path):
+    named = ExchangeRequest(frame(MessageKind.LATTICE_REQUEST, bytes(32), 0, b"a digest"), 1.0, 2.0)
+    first, second = (named.encode(MODEL, is_known=known, is_beside=True) for known in (False, True))
+    assert len(first) - len(second) == len(MODEL.data)
+    with pytest.raises(MissingBlob):
+        ExchangeRequest.decode(second, Blobs(tmp_path))
+    for sent in (first, second):
+        found = ExchangeRequest.decode(sent, Blobs(tmp_path))
+        assert (found.frame, found.model) == (named.frame, MODEL.data)
+    with pytest.raises(PeerError, match="a blob must have the digest"):
+        ExchangeRequest.decode(first[:-1] + b"?", Blobs(tmp_path))
+
+
 def test_a_damaged_blob_is_missing_and_the_latest_are_kept(tmp_path):
     blobs, known = Blobs(tmp_path), REQUEST.encode(MODEL, is_known=True)
     blobs.keep(MODEL.digest, MODEL.data)
@@ -106,6 +119,14 @@ def test_a_node_is_sent_a_blob_once_and_again_when_it_has_lost_it(tmp_path):
     assert [len(data) > len(MODEL.data) for data in node.sent] == [True, False, False, True]
     whole, part = len(FRAME), len(FRAME) - len(MODEL.data)
     assert [each.sent_bytes for each in exchange.stats] == [whole, part, part + whole]
+
+
+def test_a_model_beside_its_frame_is_counted_where_it_travels(tmp_path):
+    named, node = frame(MessageKind.LATTICE_REQUEST, bytes(32), 0, b"a digest"), Node(Blobs(tmp_path))
+    exchange = ClientExchange(Transport(node, Pace(0.001)), {7: 100}, Deadlines(), lambda _kind: None, 1, MODEL)
+    for _ in range(2):
+        assert list(exchange({7: named})) == [(7, named[:9])]
+    assert [each.sent_bytes for each in exchange.stats] == [len(named) + len(MODEL.data), len(named)]
 
 
 def test_a_node_that_lacks_what_it_was_sent_is_not_sent_it_for_ever(tmp_path):

@@ -10,17 +10,18 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from d2pfed.deploy.config import read_client_config
+from d2pfed.deploy import standing as keys_of_silos
+from d2pfed.deploy.config import SIMULATION_VARIABLE, read_client_config
 from d2pfed.deploy.requests import ExchangeRequest, RequestKind
 from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import ConfigError, TooFewClients
 from d2pfed.flower.grid import from_record, to_record
 from d2pfed.flower.server import KeyUse
-from d2pfed.ledger import RowKind, read_rows
+from d2pfed.ledger import RowKind, keystore, read_rows
 from d2pfed.ledger.client_log import Entry
 from d2pfed.secagg.wire import HEADER_BYTES, MessageKind, binding_of, frame, kind_of
 from support.enrolled_clients import DIMENSION, directory_of, enrol
-from support.local_grid import make_grid, make_strategy, start
+from support.local_grid import LocalGrid, make_app, make_context, make_grid, make_strategy, start
 from support.small_committees import CLIENTS, MEMBERS, keep_keys_in, make_lattice_plan, shrink
 
 ASKED = {
@@ -192,6 +193,19 @@ def test_a_member_that_lies_is_left_out_of_the_opening(tmp_path, grid):
     grid.coming = coming
     params = start(make_strategy(make_lattice_plan(rounds=1), tmp_path, grid.roster), grid)
     assert np.abs(params - shares(range(CLIENTS))).max() < 0.3 / CLIENTS
+
+
+def test_a_run_works_without_a_roster_where_everyone_says_so(tmp_path, monkeypatch):
+    """Nobody signs: members open what they are told, in one exchange."""
+    monkeypatch.setenv(SIMULATION_VARIABLE, str(tmp_path / "simulated"))
+    monkeypatch.setattr(keys_of_silos, "default_volatile", lambda: tmp_path / "keys")
+    monkeypatch.setattr(keystore, "is_in_memory", lambda _directory: True)
+    plan = make_lattice_plan(rounds=1, consistency="assumed")
+    apps = {100 + client: (make_app(train(client)), make_context(client, None)) for client in range(CLIENTS)}
+    grid = LocalGrid(apps)
+    params = start(make_strategy(plan, tmp_path, None), grid)
+    assert np.abs(params - shares(range(CLIENTS))).max() < 0.3 / CLIENTS
+    assert sorted(map(len, asked_of(grid).values())) == [1] * (CLIENTS - MEMBERS) + [3] * MEMBERS
 
 
 def test_a_lattice_plan_takes_no_standing_keys(tmp_path, grid):

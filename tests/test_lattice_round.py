@@ -23,7 +23,7 @@ from d2pfed.simulation.rehearsal import LOST, REHEARSING, rehearse
 from support.lattice import quick
 from support.simulations import NO_MODEL, Attempting, Simulation
 
-COHORT = tuple(range(10, 74))
+COHORT = tuple(range(10, 40))  # all of them in the committee
 D = 20
 FIRST = Attempt("run", 0, 0)
 
@@ -58,7 +58,7 @@ def _quick(monkeypatch):
 def make_plan(**changes):
     wish = {"dimension": D, "population": len(COHORT), "cohort_size": len(COHORT), "rounds": 2}
     wish |= {"epsilon": 20.0, "delta": 1e-3, "sampling": Sampling.NONE, "protocol": "lattice"}
-    return calibrate(PrivacyTarget(**(wish | {"dropouts": 0.2, "colluders": 0.0} | changes)))
+    return calibrate(PrivacyTarget(**(wish | {"dropouts": 0.15, "colluders": 0.0} | changes)))
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ SOME = Fraction(1, 20)
 LOSSES = [
     {},
     {"dropouts": Dropouts(advertise=SOME)},
-    {"dropouts": Dropouts(masked=SOME), "lost": (12, 40)},
+    {"dropouts": Dropouts(masked=SOME), "lost": (12, 30)},
     {"dropouts": Dropouts(SOME, Fraction(0), SOME, SOME)},
 ]
 

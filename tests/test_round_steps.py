@@ -180,7 +180,7 @@ def records_plan() -> Plan:
 
 def test_with_standing_keys_nothing_is_given_back():
     plan = records_plan()
-    assert plan.uses_standing_keys
+    assert plan.protocol == "standing"
     _, book, _ = run(plan, [VoidStep("late", (1,)), TooFewClients("few", (1,)), opened(plan, 5)])
     assert book.kinds == ["reserve", "reserve", "reserve", "commit"]
 
@@ -453,7 +453,7 @@ def test_attempts_and_draws_are_those_of_the_plan():
 
 
 def test_a_listed_cohort_has_no_draw():
-    decoded = "d2pfed.round.invitation.decode_invitation"
+    decoded = "d2pfed.round.invitation.read_invitation"
     for invited in (Invited(draw=1), Invited(block=1)):
         with patch(decoded, lambda *_, invited=invited: invited), pytest.raises(PeerError, match="not drawn here"):
             accept_invitation(make(), b"", 0)
