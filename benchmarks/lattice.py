@@ -22,7 +22,7 @@ from benchmarks.scales import Scale
 from benchmarks.secagg import Cost, crowd_cost
 from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import Entropy, digest
-from d2pfed.secagg import ServerPhase, crypto, wire
+from d2pfed.secagg import Consistency, ServerPhase, crypto, wire
 from d2pfed.secagg.draws import DrawTree
 from d2pfed.secagg.heads import Certified, CertifiedRoster, SlotEnrolment, certify, head_of
 from d2pfed.secagg.lattice import field as fields
@@ -34,7 +34,6 @@ from d2pfed.secagg.lattice.messages import Contribution, Opened, SignedKey
 from d2pfed.secagg.lattice.parameters import choose_committee, secret_length
 from d2pfed.secagg.lattice.server import Convening, Invitations, Tracing
 from d2pfed.secagg.lattice.session import SEED_ELEMENTS, Session
-from d2pfed.secagg.pairwise.graph import Consistency
 from d2pfed.secagg.roster import Position, sign_position
 from d2pfed.secagg.wire import ClientId, MessageKind
 
@@ -136,7 +135,7 @@ def _flower(scale: Scale) -> ProtocolRow:
 
 
 def _pairwise(clients: int, dimension: int, dropouts: int) -> ProtocolRow:
-    scale = Scale(clients, dimension, BITS, dropouts, Consistency.SIGNED, is_complete=True)
+    scale = Scale(clients, dimension, BITS, dropouts, Consistency.SIGNED)
     return _row_of("pairwise", scale, BITS, crowd_cost(scale), "")
 
 
