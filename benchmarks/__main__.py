@@ -52,7 +52,6 @@ Row = TypeVar(
     DeploymentRow,
     EngineRow,
     SiloRow,
-    ProtocolRow,
 )
 
 
@@ -195,17 +194,22 @@ def secagg_command(
 
 
 def _protocols(path: Path | None, *, json: bool) -> None:
-    about = record.surroundings()
-    rows = _watched(bench_protocols())
-    held = protocol_goals(rows)
-    found = {"rows": [tables.as_dict(row) for row in rows], "goals": [tables.as_dict(goal) for goal in held]}
-    if path is not None:
-        record.write(path, about, {"protocols": found})
+    about, rows = record.surroundings(), list[ProtocolRow]()
+
+    def found() -> dict[str, object]:
+        held = [tables.as_dict(goal) for goal in protocol_goals(rows)]
+        return {"rows": [tables.as_dict(row) for row in rows], "goals": held}
+
+    for row in bench_protocols():
+        rows.append(row)
+        err().print(tables.progress(row), soft_wrap=True, markup=False)
+        if path is not None:
+            record.write(path, about, {"protocols": found()})
     if json:
-        print_json(about | found)
+        print_json(about | found())
         return
     out().print(tables.protocol_table(rows))
-    out().print(tables.deployment_goals_table(held, "Goals of the lattice protocol"))
+    out().print(tables.deployment_goals_table(protocol_goals(rows), "Goals of the lattice protocol"))
     out().print(record.line(about), soft_wrap=True, markup=False)
 
 

@@ -133,7 +133,7 @@ def lattice(count: int, first: int = 0, size: int | None = None) -> str:
     """
     begun, outcomes = time.process_time(), Counter[str]()
     for number in range(count):
-        with nullcontext() if number % 100 == 0 else stand_ins():
+        with nullcontext() if number % 100 == 99 else stand_ins():
             outcomes[run_lattice(first + number, size)] += 1
     counts = f"{outcomes['sum']:,} exact sums, {outcomes['void']:,} void"
     clients = "23 to 80" if size is None else f"{size:,}"

@@ -67,7 +67,7 @@ def draw_session(stream: Stream, size: int | None) -> Session:
         colluders=stream.below(4),
         bits=1 + stream.below(20),
         dimension=1 + stream.below(40),
-        secret=16 + stream.below(40),
+        secret=(48 if size > 64 else 16) + stream.below(40),  # a smaller committee packs 48 numbers
         attempt=stream.below(1000),
         **way,
     )
