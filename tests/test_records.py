@@ -17,7 +17,7 @@ from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import Centered
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.numerics.rotation import Hadamard, RandomPhase
+from d2pfed.numerics.rotation import Fold, Hadamard, RandomPhase
 from d2pfed.plan import PrivacyTarget, calibrate, decode_plan, describe, record_terms
 from d2pfed.round import Attempt, Batch, Batches, Participant, aggregate, rotation_seed, run_plan, session_of
 from d2pfed.round.participant import toss
@@ -63,7 +63,9 @@ SEED = ROOT.child("rotation").key
 # What one record adds.
 
 
-@pytest.mark.parametrize("rotation", [Hadamard(DIMENSION), RandomPhase(DIMENSION), Hadamard(64)])
+@pytest.mark.parametrize(
+    "rotation", [Hadamard(DIMENSION), RandomPhase(DIMENSION), Hadamard(64), Fold(DIMENSION, 8)]
+)
 @pytest.mark.parametrize("dither", [None, ROOT.child("dither")])
 @pytest.mark.parametrize("scale", [1e-6, 0.05, 1.0, 1e25, 1e-30])
 def test_a_sum_is_that_of_the_rows_prepared_one_by_one(rotation, dither, scale):
