@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from scipy.linalg import hadamard
 
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import (
@@ -84,10 +85,10 @@ def test_a_fold_cannot_lengthen_a_vector_beyond_the_bound():
 
 
 def test_rows_that_a_fold_lengthens_stay_within_the_bound():
-    coarse = codec(rotation=Fold(4096, 64), granularity=0.25, fraction_bits=0)  # rounding alone exceeds the bound
-    rows = np.stack([coarse.rotation.inverse(row, SEED) for row in np.eye(64, dtype=np.float32)])
-    rows = np.concatenate([rows, Stream(SEED).words(64 * 4096).reshape(64, -1).astype(np.float32)])
-    totals = np.zeros((len(rows), 64), np.int64)
+    """Each row is one sum's direction: 128 equal coordinates of just above half a unit, which rounding doubles."""
+    coarse = codec(rotation=Fold(4096, 128), granularity=0.11, fraction_bits=0)
+    rows = np.stack([coarse.rotation.inverse(row, SEED) for row in hadamard(128)[:9]])
+    totals = np.zeros((len(rows), 128), np.int64)
     coarse.add_prepared(totals, np.arange(len(rows)), rows, SEED)
     assert all(exact_square(total) <= coarse.grid_radius**2 for total in totals)
     assert np.array_equal(totals, [coarse.prepare(row, SEED).values for row in rows])
