@@ -37,7 +37,7 @@ _LONG = (
     "train --task infimnist --model edges --population 100000 --cohort-size 1000 --rounds 50 --epochs 3 "
     "--sampling once --against server --epsilon 1"
 )
-_ROUND = Scale(clients=100, dimension=32_768, bits=16, dropouts=0, is_complete=True)
+_ROUND = Scale(clients=100, dimension=32_768, bits=16, dropouts=0)
 _CROWD = {
     "assumed": (0.2, 0.6),
     "signed": (0.5, 1.0),

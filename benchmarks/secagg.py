@@ -38,7 +38,6 @@ class SecAggRow:
     clients: int
     dimension: int
     bits: int
-    neighbours: int
     dropouts: int
     client_seconds: float | None
     server_seconds: float | None
@@ -82,7 +81,6 @@ def row_of(implementation: str, scale: Scale, cost: Cost | FlowerCost | None, er
         clients=scale.clients,
         dimension=scale.dimension,
         bits=scale.bits if is_ours else 64,
-        neighbours=scale.session().degree if is_ours else scale.clients - 1,
         dropouts=scale.dropouts,
         client_seconds=None if cost is None else cost.client_seconds,
         server_seconds=None if cost is None else cost.server_seconds,

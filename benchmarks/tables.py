@@ -86,11 +86,11 @@ def secagg_table(rows: Sequence[SecAggRow]) -> Table:
     """Return the table of rounds of secure aggregation."""
     table = _table(
         "One round of secure aggregation; processor seconds, but wall-clock seconds for the round",
-        ("implementation", "clients", "coordinates", "bits", "neighbours", "lost"),
+        ("implementation", "clients", "coordinates", "bits", "lost"),
         ("client", "server", "round", "upload bytes", "peak MiB", "note"),
     )
     for row in rows:
-        sizes = (row.clients, row.dimension, row.bits, row.neighbours, row.dropouts)
+        sizes = (row.clients, row.dimension, row.bits, row.dropouts)
         table.add_row(
             row.implementation,
             *(f"{size:,}" for size in sizes),

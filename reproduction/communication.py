@@ -15,7 +15,7 @@ from d2pfed.numerics.rotation import Hadamard, RandomPhase
 from d2pfed.plan.widths import wrap_probability
 from d2pfed.round import gather
 from d2pfed.secagg import Client, Consistency, Contribute, Delivery, Session
-from d2pfed.secagg.pairwise.neighbors import Risk, choose
+from d2pfed.secagg.pairwise.session import least_threshold
 from d2pfed.secagg.wire import ClientId
 from reproduction.result import Cell, Context, Result, Size, Table
 from reproduction.setting import CIFAR10, INFIMNIST, Setting
@@ -115,7 +115,6 @@ def uploads(setting: Setting) -> Iterator[Upload]:
 def session_of(setting: Setting, upload: Upload) -> Session:
     """Return a session of the real protocol that carries such an upload, a tenth of the clients allowed to drop out."""
     tolerated = setting.cohort_size // 10
-    hood = choose(setting.cohort_size, Risk(dropouts=tolerated, colluders=tolerated), Consistency.ASSUMED)
     return Session(
         run="table-comm",
         round=0,
@@ -124,8 +123,7 @@ def session_of(setting: Setting, upload: Upload) -> Session:
         cohort=tuple(range(setting.cohort_size)),
         dimension=upload.coordinates,
         bits=upload.whole_bits,
-        degree=hood.degree,
-        threshold=hood.threshold,
+        threshold=least_threshold(setting.cohort_size, tolerated),
         quorum=setting.cohort_size - tolerated,
         colluders=tolerated,
         delivery=Delivery.QUORUM,

@@ -12,8 +12,8 @@ from d2pfed.noise.mechanisms import BinomialNoise, Mechanism, Shared
 from d2pfed.numerics.ring import Ring
 from d2pfed.numerics.rotation import Hadamard
 from d2pfed.plan import MechanismName, Plan, PrivacyTarget, calibrate, describe, ideal_multiplier
+from d2pfed.secagg.pairwise.session import least_threshold
 from d2pfed.secagg.trust import Consistency
-from d2pfed.secagg.pairwise.neighbors import Risk, complete
 from d2pfed.training import ServerOptimizer
 from reproduction.as_coded import CodeNoise, CodeRun, Pixels
 from reproduction.explicit import local_training, privacy_target, server_optimizer
@@ -246,7 +246,6 @@ def _largest_coordinate(experiment: Experiment, length: int) -> float:
 
 def _by_hand(experiment: Experiment, codec: Codec, mechanism: Mechanism, bits: int) -> Plan:
     """Return the plan that these parts make, promising what they cost; as in the paper, no cap on participations."""
-    hood = complete(experiment.cohort_size, Risk(dropouts=0, colluders=0))
     plan = Plan(
         unit=Unit.CLIENT,
         adjacency=Adjacency.REPLACE_ONE,
@@ -261,9 +260,7 @@ def _by_hand(experiment: Experiment, codec: Codec, mechanism: Mechanism, bits: i
         consistency=Consistency.ASSUMED,
         colluders=0,
         quorum=experiment.cohort_size,
-        threshold=hood.threshold,
-        neighbours=hood.degree,
-        cut_off=hood.cut_off,
+        threshold=least_threshold(experiment.cohort_size, 0),
         codec=codec,
         mechanism=mechanism,
         ring=Ring(bits),

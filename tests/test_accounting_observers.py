@@ -24,7 +24,7 @@ from d2pfed.accounting.observers import (
 from d2pfed.accounting.profiles import gaussian_epsilon
 from d2pfed.cli.show import epsilons
 from d2pfed.errors import ConfigError
-from d2pfed.secagg.pairwise.neighbors import COHORT_BITS
+from d2pfed.secagg.trust import COHORT_BITS
 from support.adjacencies import OF_CLIENTS
 
 FIXED = CohortSampling(Sampling.FIXED, 100_000, 100)

@@ -249,13 +249,6 @@ CONTRADICTIONS = {
         both(in_plan("quorum", 10**6), more_noise, state("dropouts.quorum", 10**6)),
         " noises",
     ),
-    "noise that is more than cut off": ("once", both(in_plan("cut_off", -(10**6)), more_noise), " noises"),
-    "fewer than none cut off": ("once", in_plan("cut_off", -1), "are not in their order"),
-    "a quorum above the cohort, some cut off": (
-        "once",
-        both(in_plan("quorum", 10**6), in_plan("cut_off", 10**6 - 30), state("dropouts.quorum", 10**6)),
-        "are not in their order",
-    ),
     "statistics with more noises than clients": ("ledger", more_noise, " noises"),
     "two runs of one plan with different noise": (
         "ledger",
@@ -290,7 +283,7 @@ CONTRADICTIONS = {
     "claims at another delta": ("once", lambda s: [c.update(delta=0.9) for c in s["claims"]], "delta 0.9"),
     "nobody to mask with": (
         "once",
-        both(in_plan("threshold", 1), in_plan("neighbours", 0)),
+        in_plan("threshold", 1),
         "are not in their order",
     ),
     "a scope that reads like a run": ("once", lambda s: s["claims"][0].update(scope="['once']"), "['once']"),
@@ -947,3 +940,71 @@ def test_an_epsilon_that_no_grid_holds_is_neither_checked_nor_wrong():
     assert alone.epsilon > 1000
     with pytest.raises(verifier.Unchecked, match="too wide for a grid"):
         verifier.own_bound(events, "alone", alone.delta, alone.epsilon)
+
+
+# The lattice protocol: secret and committee follow from cohort, quorum, noise and ring
+
+LATTICE = PrivacyTarget(
+    dimension=100,
+    population=10_000,
+    cohort_size=100,
+    rounds=5,
+    epsilon=4.0,
+    delta=1e-5,
+    against="server",
+    sampling="once",
+    dropouts=0.1,
+    colluders=0.1,
+    consistency="signed",
+)
+
+
+def seats_of(plan, **changes) -> None:
+    text = json.loads(canonical.encode(plan))
+    for place, value in changes.items():
+        *path, last = place.split("__")
+        reduce(getitem, path, text)[last] = value
+    own = verifier.event_of(stated_event(Head(1, bytes(32)), ChargedRun("run", "owner", run_plan(plan))))
+    verifier.check_committee(text, own)
+
+
+@pytest.mark.parametrize("size", [64, 100, 300, 1_000, 5_000])
+@pytest.mark.parametrize("mechanism", ["centered", "ddgauss"])
+@pytest.mark.parametrize("dropouts", [0.0, 0.1, 0.25])
+def test_the_verifier_seats_the_committees_that_plans_have(size, mechanism, dropouts):
+    target = replace(LATTICE, population=100 * size, cohort_size=size, dropouts=dropouts, colluders=0.05)
+    seats_of(calibrate(replace(target, mechanism=mechanism)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"secret": 384},
+        {"threshold": 70},
+        {"ring__bits": 12},
+        {"ring__bits": 21},
+        {"quorum": 99},
+        {"colluders": 60},
+        {"committee__packed": 17},
+        {"committee__threshold": 13},
+        {"committee__certificate": 60},
+        {"committee__colluders": 0},
+        {"committee__size": 64},
+        {"mechanism__": "Shared"},
+        {"mechanism__sigma": {"": "Fraction", "is": "1"}},
+        {"mechanism__sigma": {"": "Fraction", "is": "16"}},
+    ],
+    ids=str,
+)
+def test_a_committee_against_the_rule_is_found(changes):
+    with pytest.raises(verifier.Wrong):
+        seats_of(calibrate(LATTICE), **changes)
+
+
+def test_a_committee_that_tells_of_no_colluders_is_found():
+    """All of it follows the rule, for a cohort in which nobody colludes."""
+    plan = calibrate(LATTICE)
+    bare = calibrate(replace(LATTICE, colluders=0.0))
+    seats = json.loads(canonical.encode(bare))["committee"]
+    with pytest.raises(verifier.Wrong, match="by the rule"):
+        seats_of(plan, committee=seats, threshold=bare.threshold)

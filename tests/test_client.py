@@ -27,7 +27,6 @@ from support.federation import (
 
 SHAPES = {
     "plain": {},
-    "sparse": {"degree": 4, "threshold": 3, "quorum": 6},
     "everyone": {"delivery": Delivery.EVERYONE, "quorum": 8},
     "signed": {"consistency": Consistency.SIGNED},
 }

@@ -79,7 +79,7 @@ def spent_by_colluders(config) -> float:
     sent = 0
     while charge(account, COLLUSION, f"run {sent}") == 0:
         sent += 1
-    left = COLLUSION.noise(COLLUSION.quorum - COLLUSION.cut_off).without(COLLUSION.colluders)
+    left = COLLUSION.noise(COLLUSION.quorum).without(COLLUSION.colluders)
     return client_epsilon([replace(charged(COLLUSION, "", 0, 0), noise=left)] * sent, DELTA)
 
 

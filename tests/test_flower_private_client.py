@@ -21,8 +21,8 @@ from d2pfed.numerics import canonical
 from d2pfed.plan import Policy
 from d2pfed.round import Attempt, Invite, gather, rotation_seed, session_of
 from d2pfed.secagg.crypto import require_signature
-from d2pfed.secagg.trust import Consistency
 from d2pfed.secagg.pairwise.messages import encode_invitation
+from d2pfed.secagg.trust import Consistency
 from d2pfed.secagg.wire import MessageKind, frame
 from support.enrolled_clients import DIMENSION, directory_of, enrol, make_plan, noise_bound
 from support.malicious_server import LAYOUT, MaliciousServer, add_one

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from d2pfed.accounting import ALONE, CLIENT, RELEASED, SERVER, Observer, Sampling, account, colluding
 from d2pfed.errors import ConfigError
-from d2pfed.noise.mechanisms import BinomialNoise, Centered, Share, Shared, SkellamNoise
+from d2pfed.noise.mechanisms import BinomialNoise, Centered, Share, SkellamNoise
 from d2pfed.noise.sampler import MAX_TABLE_SIGMA
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy
@@ -53,7 +53,7 @@ def epsilon_of(plan, noise):
 
 
 def keeps_its_guarantee(plan):
-    honest = plan.quorum - plan.colluders - plan.cut_off if plan.noise(2) != plan.noise(1) else 1
+    honest = plan.quorum - plan.colluders if plan.noise(2) != plan.noise(1) else 1
     return epsilon_of(plan, plan.noise(honest)) <= plan.epsilon
 
 
@@ -333,13 +333,6 @@ def test_given_bits_are_used_and_the_guarantee_kept(kind, bits):
     assert plan.noise(1).sum_variance <= MAX_TABLE_SIGMA**2  # one client's noise can be drawn
 
 
-@pytest.mark.parametrize("cohort", [100, 101, 300])
-def test_a_shared_seed_needs_a_complete_graph_and_nobody_else_does(cohort):
-    asked = replace(SMALL, cohort_size=cohort, sampling=Sampling.NONE)
-    assert planned(replace(asked, mechanism=MechanismName.SHARED)).neighbours == cohort - 1
-    assert (planned(asked).neighbours == cohort - 1) == (cohort == 100)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -355,12 +348,8 @@ def test_a_shared_seed_needs_a_complete_graph_and_nobody_else_does(cohort):
         {"quorum": 21},
         {"colluders": -1},
         {"colluders": 20},
-        {"neighbours": 0},
-        {"neighbours": 20},
         {"threshold": 0},
         {"threshold": 21},
-        {"cut_off": -1},
-        {"cut_off": 20},
         {"epsilon": 0.0},
         {"epsilon": math.nan},
         {"delta": 0.0},
@@ -406,8 +395,6 @@ def changed(value):
     """Yield the name of every field below a value, and the value with that one field changed."""
     for item in fields(value):
         inner = getattr(value, item.name)
-        if item.name == "cut_off" and isinstance(value.mechanism, Shared):
-            continue  # always 0
         if item.name == "unit":
             continue  # of records there are other fields as well: see test_records.py
         if (another := other(inner)) is not None:
@@ -422,10 +409,10 @@ def test_the_digest_changes_with_every_field(kind):
     plan = planned(
         replace(SMALL, mechanism=kind, dropouts=0.1, sampling=Sampling.NONE, spare=10, max_participations=8)
     )
-    plan = replace(plan, neighbours=17, threshold=10, codec=replace(plan.codec, box=2 * plan.codec.granularity))
+    plan = replace(plan, threshold=10, codec=replace(plan.codec, box=2 * plan.codec.granularity))
     found = dict(changed(plan)) | {"colluding": replace(plan, against=colluding(3))}
     found["another colluding"] = replace(plan, against=colluding(4))
-    whole = replace(plan, neighbours=19, threshold=11)
+    whole = replace(plan, threshold=11)
     found |= {"whole": whole, "consistency": replace(whole, consistency=Consistency.SIGNED)}
     found["no box"] = replace(plan, codec=replace(plan.codec, box=None))
     assert len({item.digest for item in found.values()} | {plan.digest}) == len(found) + 1
@@ -442,8 +429,10 @@ def test_the_digest_changes_with_every_field(kind):
         "batches",
         "records",
         "weighting",
+        "committee",
+        "secret",
+        "has_standing_keys",
     }
-    top -= {"cut_off"} if kind is MechanismName.SHARED else set()
     assert deep | top <= found.keys()
 
 
@@ -644,25 +633,21 @@ def test_a_plan_says_how_many_may_collude_and_why(asked, words):
     assert summary.colluders == planned(target).colluders == target.cohort_colluders
 
 
-def test_a_plan_says_what_its_graph_withstands():
+def test_a_plan_says_what_its_protocol_rests_on():
     large = replace(SMALL, population=10**5, cohort_size=2000, dropouts=0.1, colluders=0.05)
-    for asked, words in (
-        (SMALL, "with everyone else; 11 shares open one. Consistency is assumed"),
-        (
-            replace(SMALL, consistency=Consistency.SIGNED),
-            "This holds for any 0 colluders, whenever they are chosen.",
-        ),
-        (replace(large, consistency=Consistency.SIGNED), "failure 2^-40 over 2^60 graphs"),
+    signed = {"consistency": Consistency.SIGNED}
+    for asked, protocol, words in (
+        (SMALL, "pairwise", "with everyone else; 11 shares open one. Consistency is assumed"),
+        (replace(SMALL, **signed), "pairwise", "This holds for any 0 colluders, whenever they are chosen."),
+        (replace(large, **signed), "lattice", "fixed before the draw; learning with errors with 576 numbers"),
+        (replace(large, mechanism="skellam"), None, "skellam in cohorts of 2,000: the plan runs in simulations"),
+        (replace(SMALL, population=20, sampling="none", protocol="standing"), "standing", "keep them for the run"),
     ):
         summary, plan = describe(asked, planned(asked)), planned(asked)
-        assert words in summary.why_graph
-        assert (summary.neighbours, summary.threshold, summary.cut_off) == (
-            plan.neighbours,
-            plan.threshold,
-            plan.cut_off,
-        )
-    assert f"may keep {plan.cut_off} more of the survivors out" in summary.why_graph
-    assert f"the server keeps {plan.cut_off} of them out of the sum" in summary.why_noise
+        assert words in summary.why_protocol
+        assert summary.protocol == plan.protocol == protocol
+        assert summary.threshold == plan.threshold
+        assert summary.security_bits == (136 if protocol == "lattice" else None)
 
 
 def test_noise_that_clients_know_is_no_protection_from_them():

@@ -51,7 +51,7 @@ planned = cache(calibrate)
                 "colluders",
             )
         ),
-        *(lambda huge, name=name: replace(planned(SMALL), **{name: huge}) for name in ("threshold", "neighbours")),
+        lambda huge: replace(planned(SMALL), threshold=huge),
         lambda huge: replace(planned(SMALL), sampling=CohortSampling(Sampling.FIXED, huge, huge)),
         lambda huge: replace(planned(SMALL), sampling=CohortSampling(Sampling.FIXED, huge, 20)),
         *(

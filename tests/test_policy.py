@@ -37,8 +37,8 @@ from d2pfed.plan import (
 from d2pfed.plan import plan as plan_module
 from d2pfed.plan.bounds import colluders_within, colluding_clients
 from d2pfed.plan.widths import noise_width
-from d2pfed.secagg.pairwise.graph import Consistency, make_graph
-from d2pfed.secagg.pairwise.neighbors import Neighborhood, Risk, exposed
+from d2pfed.secagg.lattice.parameters import colluders_in_committee, seated
+from d2pfed.secagg.trust import Consistency
 
 calibration = import_module("d2pfed.plan.calibrate")  # the package has a function of that name
 TARGET = PrivacyTarget(
@@ -205,35 +205,54 @@ def test_attack_a_number_of_colluders_that_flatters(monkeypatch):
     assert flattering.contributed.contributors == plan.contributed.contributors + plan.colluders
 
 
-def test_attack_two_neighbours_and_a_threshold_of_two(monkeypatch):
-    """Both neighbours of somebody collude: they hold all the shares that open it, before any request to unmask."""
-    target = replace(TARGET, cohort_size=200, dropouts=0.0, colluders=0.0, consistency=Consistency.ASSUMED)
-    bare = replace(planned(target), neighbours=2, threshold=2, colluders=60)
-    with pytest.raises(ConfigError, match="2 neighbours and a threshold of 2 must withstand"):
-        Policy(most_epsilon=20).check(bare)
-    monkeypatch.setattr(policy, "_check_graph", nothing)
-    Policy(most_epsilon=20).check(bare)
-    graph = make_graph(200, 2, Consistency.ASSUMED, digest("seed"))
-    colluders = set(range(40))
-    opened = [
-        rank
-        for rank in range(200)
-        if rank not in colluders and len(colluders.intersection(graph.holders(rank).tolist())) >= bare.threshold
-    ]
-    assert opened  # and with all partners colluding, no mask is left either
-    assert all(set(graph.partners(rank).tolist()) <= colluders for rank in opened)
-
-
-def test_attack_a_sparse_graph_under_signatures(monkeypatch):
-    """The same plan for an enrolled client does not even exist."""
-    with pytest.raises(ConfigError, match="sparse graph under signed consistency needs more than 1000"):
-        replace(planned(TARGET), neighbours=2, threshold=2)
-    monkeypatch.setattr(plan_module, "check_bounds", nothing)
-    bare = replace(planned(TARGET), neighbours=2, threshold=2)
-    with pytest.raises(ConfigError, match="sparse graph under signed consistency needs more than 1000"):
+def test_attack_a_threshold_that_colluders_reach(monkeypatch):
+    """They hold all the shares that open a secret, before any request to unmask."""
+    with pytest.raises(ConfigError, match=r"threshold must be in \[32, quorum 54\]"):
+        replace(planned(TARGET), threshold=31)
+    monkeypatch.setattr(plan_module, "require_shares", nothing)
+    bare = replace(planned(TARGET), threshold=2)
+    with pytest.raises(ConfigError, match=r"threshold must be in \[32, quorum 54\]"):
         Policy().check(bare, ENROLLED)
-    monkeypatch.setattr(policy, "check_bounds", nothing)
+    monkeypatch.setattr(policy, "require_shares", nothing)
     Policy().check(bare, ENROLLED)
+    assert bare.threshold <= bare.colluders
+
+
+LATTICE = replace(TARGET, cohort_size=200)
+
+
+def test_attack_a_committee_of_colluders(monkeypatch):
+    """With a share for each of more colluders than counted, they open whatever they like, of anyone."""
+    plan = planned(LATTICE)
+    Policy().check(plan, ENROLLED)
+    own = colluders_in_committee(2000, 200, plan.committee.size, ENROLLED.draws)
+    assert plan.committee.colluders == own
+    less = own - 1
+    seats = seated(plan.committee.size, less, plan.secret, plan.cohort_size, plan.cohort_size - plan.quorum)
+    bare = replace(plan, committee=seats, threshold=seats.openers)
+    assert seats.threshold == less < own
+    with pytest.raises(
+        ConfigError, match=f"colluders in the committee must be at least {own}, the plan has {less}"
+    ):
+        Policy().check(bare, ENROLLED)
+    Policy(least_colluders=0.05).check(bare, ENROLLED)
+    monkeypatch.setattr(Policy, "_check_shares", nothing)
+    Policy().check(bare, ENROLLED)
+
+
+@pytest.mark.parametrize("draws", [0, 1 << 20])
+def test_a_client_counts_a_committees_colluders_over_its_own_draws(draws):
+    plan = planned(LATTICE)
+    with pytest.raises(ConfigError, match="colluders in the committee must be at least"):
+        Policy()._check_shares(plan, Enrolled(2000, draws), 0)
+
+
+def test_a_quorum_of_the_lattice_leaves_two_honest_clients():
+    plan = planned(LATTICE)
+    with pytest.raises(
+        ConfigError, match=f"quorum must be at least {plan.quorum + 1}, the plan has {plan.quorum}"
+    ):
+        Policy()._check_shares(plan, ENROLLED, plan.quorum - 1)
 
 
 def test_attack_a_client_that_knows_the_group_seed_and_colludes(monkeypatch):
@@ -323,65 +342,11 @@ def test_what_would_do_does():
     assert 2 * larger.quorum > larger.cohort_size + larger.cohort_colluders
 
 
-LARGE = replace(TARGET, population=100_000, cohort_size=2000, dimension=1000, rounds=10, delta=1e-6)
-
-
-def test_attack_survivors_that_are_cut_off(monkeypatch):
-    """A server keeps some survivors out of the sum it opens: without `cut_off` the noise is not enough."""
-    plan = planned(LARGE)
-    assert plan.cut_off >= 1
-    with pytest.raises(ConfigError, match=f"may keep {plan.cut_off} honest survivors out, got 0"):
-        replace(plan, cut_off=0)
-    honest_choice = calibration.choose
-
-    def forgetful(*inputs):
-        hood = honest_choice(*inputs)
-        return Neighborhood(hood.degree, hood.threshold, 0)
-
-    monkeypatch.setattr(calibration, "choose", forgetful)
-    with pytest.raises(ConfigError, match="honest survivors out, got 0"):
-        calibrate(LARGE)
-    monkeypatch.setattr(plan_module, "check_bounds", nothing)
-    careless = calibrate(replace(LARGE, spare=0))
-
-    def epsilon(kept_out):
-        noise = careless.noise(careless.quorum - careless.colluders - kept_out)
-        releases = [replace(careless.release("", 0, 0, (), careless.quorum), noise=noise)] * careless.max_attempts
-        return account(
-            releases, SERVER, delta=careless.delta, max_participations=careless.max_participations
-        ).epsilon
-
-    assert epsilon(0) <= careless.epsilon < epsilon(plan.cut_off)
-
-
-def test_attack_noise_of_survivors_that_are_cut_off(monkeypatch):
-    """The client counts the noise of who cannot be kept out of the sum, and refuses what that falls short of."""
-    plan, enrolled = planned(LARGE), Enrolled(LARGE.population, 4 << 12)
-    colluders = Policy().colluders(plan, enrolled)
-    epsilon = {out: policy._epsilon(plan, plan.noise(plan.quorum - out - colluders)) for out in (0, plan.cut_off)}
-    assert epsilon[0] < epsilon[plan.cut_off]
-    strict = Policy(most_epsilon=(epsilon[0] + epsilon[plan.cut_off]) / 2)
-    with pytest.raises(ConfigError, match=r"epsilon against colluding\(\d+\) must be at most"):
-        strict.check(plan, enrolled)
-    Policy(most_epsilon=epsilon[plan.cut_off] * (1 + 1e-9)).check(plan, enrolled)
-    monkeypatch.setattr(plan_module, "check_bounds", nothing)
-    monkeypatch.setattr(policy, "check_bounds", nothing)
-    strict.check(replace(plan, cut_off=0), enrolled)
-
-
-def test_noise_of_which_every_share_counts_allows_for_nobody_cut_off():
-    small = replace(TARGET, mechanism=MechanismName.SHARED, colluders=0.0)
-    with pytest.raises(ConfigError, match="cut_off must be 0 where every share of the noise counts, got 1"):
-        replace(planned(small), cut_off=1)
-    with pytest.raises(ConfigError, match="shared under signed consistency takes cohorts of at most 1000"):
-        calibrate(replace(LARGE, mechanism=MechanismName.SHARED, colluders=0.0))
-
-
-def test_a_release_counts_the_noise_of_who_cannot_be_cut_off():
-    plan = planned(LARGE)
-    assert plan.release("a run", 1, 2, (), 1900).noise == plan.noise(1900 - plan.cut_off)
-    assert plan.contributed == plan.noise(plan.quorum - plan.cut_off - plan.colluders)
-    assert plan.release("a run", 1, 2, (), 1900).run == "a run"
+def test_a_release_names_its_run_and_counts_all_survivors():
+    plan = planned(TARGET)
+    assert plan.release("a run", 1, 2, (), 55).noise == plan.noise(55)
+    assert plan.contributed == plan.noise(plan.quorum - plan.colluders)
+    assert plan.release("a run", 1, 2, (), 55).run == "a run"
 
 
 def test_a_policy_does_not_trust_the_observer_of_the_plan():
@@ -396,7 +361,7 @@ def test_a_policy_does_not_trust_the_observer_of_the_plan():
 
 def test_the_noise_multiplier_is_over_the_distance_of_two_vectors():
     plan = planned(TARGET)
-    left = plan.noise(plan.quorum - plan.cut_off).without(plan.colluders)
+    left = plan.noise(plan.quorum).without(plan.colluders)
     multiplier = math.sqrt(left.sum_variance) / (2 * float(left.radius))  # one vector in the place of another
     Policy(least_noise_multiplier=multiplier * (1 - 1e-9)).check(plan, ENROLLED)
     with pytest.raises(ConfigError, match="noise multiplier must be at least"):
@@ -427,24 +392,11 @@ def test_epsilon_of_records_is_of_every_vector_that_a_silo_may_send():
 def test_a_threshold_is_more_than_half_and_more_than_the_colluders(share, least):
     target = replace(TARGET, population=60, sampling=Sampling.NONE, dropouts=0.0, colluders=share, epsilon=8.0)
     plan = planned(replace(target, consistency=Consistency.ASSUMED))
-    assert (plan.neighbours, plan.quorum) == (59, 60)  # each holds a share of each
+    assert plan.quorum == 60
     lenient = Policy(least_colluders=share, least_noise_multiplier=0.0, most_epsilon=20)
     lenient.check(replace(plan, threshold=least))
-    with pytest.raises(ConfigError, match=f"threshold must be at least {least}, the plan has {least - 1}"):
+    with pytest.raises(ConfigError, match=rf"threshold must be in \[{least}, quorum 60\] .* got {least - 1}"):
         lenient.check(replace(plan, threshold=least - 1))
-
-
-def test_a_sparse_graph_withstands_the_dropouts_that_the_quorum_allows():
-    target = replace(TARGET, cohort_size=400, dropouts=0.2, colluders=0.05, consistency=Consistency.ASSUMED)
-    plan = planned(target)
-    thin = replace(plan, neighbours=40, threshold=27)
-    risks = [Risk(dropouts=lost, colluders=plan.colluders) for lost in (0, 400 - plan.quorum)]
-    bare, real = (exposed(400, thin.neighborhood, risk) for risk in risks)
-    assert bare <= Fraction(1, 1 << 40) < real  # all is well as long as everyone stays
-    lenient = Policy(least_colluders=0.05)
-    lenient.check(plan)
-    with pytest.raises(ConfigError, match="must withstand 80 dropouts"):
-        lenient.check(thin)
 
 
 def test_the_largest_clip_is_that_of_an_update():

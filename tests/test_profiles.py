@@ -18,8 +18,8 @@ from d2pfed.plan import PROFILES, Plan, Policy, PrivacyTarget, Protocol, calibra
 from d2pfed.plan.policy import Feature, features_of, require_deployable
 from d2pfed.round import Participant, epoch_of, standing
 from d2pfed.secagg.crypto import signing_public
-from d2pfed.secagg.trust import Consistency
 from d2pfed.secagg.standing.epoch import encode_invitation
+from d2pfed.secagg.trust import Consistency
 from d2pfed.secagg.wire import MessageKind, kind_of
 from d2pfed.statistics.questions import MEANS, STATISTIC
 from support.enrolled_clients import DIMENSION, anchor_in, directory_of, enrol, make_plan, sign_roster
@@ -106,11 +106,9 @@ def test_a_protocol_is_bound_to_its_roster():
 def test_every_feature_of_a_plan_is_seen():
     assert features_of(plan_with(clip="auto")) == {Feature.ADAPTIVE_CLIP}
     assert features_of(plan_with(max_weight=10.0)) == {Feature.WEIGHTS}
-    sparse = replace(plan_with(consistency=Consistency.ASSUMED), neighbours=20, threshold=15)
-    assert features_of(sparse) == {Feature.SPARSE_GRAPH}
     assert features_of(plan_with()) == frozenset()
-    with pytest.raises(ConfigError, match="the standing protocol does not take a sparse graph"):
-        PROFILES[Protocol.STANDING].require(sparse)
+    with pytest.raises(ConfigError, match="the standing protocol does not take an adaptive clip"):
+        PROFILES[Protocol.STANDING].require(plan_with(clip="auto"))
 
 
 # A plan with weights: an update whose last number is negative used to raise, with a text that reached the server
@@ -200,6 +198,7 @@ def drawn_plan() -> Plan:
             delta=1e-5,
             sampling="fixed",
             against="colluding(34)",
+            protocol="pairwise",
             dropouts=0.1,
             colluders=0.1,
             attempts_per_round=2,

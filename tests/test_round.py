@@ -170,7 +170,7 @@ def test_the_opened_sum_is_of_exactly_the_clients_committed(fidelity, kind):
     _, _, participants, noise = diary.events[-1]
     assert plan.quorum <= len(participants) == outcome.survivors <= len(COHORT) - len(lost)
     assert not set(participants) & set(lost)
-    assert noise == plan.noise(len(participants) - plan.cut_off)
+    assert noise == plan.noise(len(participants))
     expected = sum_of(plan, session, participants, engine.entropy)
     mean = plan.codec.decode(plan.ring.center(expected), rotation_seed(session), plan.divisor)
     np.testing.assert_array_equal(outcome.mean, mean)
@@ -203,7 +203,7 @@ def test_a_sum_of_given_vectors_is_of_exactly_the_clients_committed(fidelity):
     vectors = {client: update_of(client) for client in COHORT}
     total = local_sum(plan, FIRST, vectors, diary, root, fidelity=fidelity)
     _, _, participants, noise = diary.events[-1]
-    assert (participants, noise) == (COHORT, plan.noise(len(COHORT) - plan.cut_off))
+    assert (participants, noise) == (COHORT, plan.noise(len(COHORT)))
     session = session_of(plan, FIRST, COHORT)
     centred = plan.ring.center(sum_of(plan, session, participants, root))
     mean = plan.codec.decode(centred, rotation_seed(session), plan.divisor)

@@ -136,9 +136,9 @@ def test_a_round_reserves_for_a_quorum_and_commits_for_survivors():
     assert book.heard[0] == ("plan", "run", plan.digest)
     assert book.kinds == ["reserve", "commit"]
     ((number, attempt, asked, least),) = book.of("reserve")
-    assert (number, attempt, asked, least) == (1, 0, tuple(range(10)), plan.noise(plan.quorum - plan.cut_off))
+    assert (number, attempt, asked, least) == (1, 0, tuple(range(10)), plan.noise(plan.quorum))
     ((_, _, came, noise),) = book.of("commit")
-    assert (came, noise) == (tuple(range(9)), plan.noise(9 - plan.cut_off))
+    assert (came, noise) == (tuple(range(9)), plan.noise(9))
     assert (outcome.attempt, outcome.survivors, outcome.clipping) == (0, 9, None)
     assert attempts.asked[0][2] == dict.fromkeys(range(10), 0)
 
@@ -290,7 +290,7 @@ def test_a_session_has_the_plans_sizes_or_those_of_a_complete_graph():
         0,
         0,
     )
-    assert (session.quorum, session.threshold, session.degree) == (plan.quorum, plan.threshold, plan.neighbours)
+    assert (session.quorum, session.threshold) == (plan.quorum, plan.threshold)
     assert (session.dimension, session.bits, session.colluders) == (
         plan.codec.length,
         plan.ring.bits,
@@ -300,7 +300,7 @@ def test_a_session_has_the_plans_sizes_or_those_of_a_complete_graph():
         with pytest.raises(PeerError, match=f"must have the planned 10 clients, got {size}"):
             session_of(plan, attempt, tuple(range(size)))
     fewer = session_of(replace(plan, mechanism=Shared(Fraction(50))), attempt, tuple(range(7)))
-    assert (fewer.threshold, fewer.quorum, fewer.degree) == (4, 7, 6)
+    assert (fewer.threshold, fewer.quorum) == (4, 7)
     guarded = replace(plan, mechanism=Shared(Fraction(50)), colluders=4)
     assert session_of(guarded, attempt, tuple(range(6))).threshold == 5
     sketch = sketch_of(plan)

@@ -24,7 +24,7 @@ def test_the_dropout_matrix_has_sums_and_void_attempts():
 @pytest.mark.parametrize("phase", ["advertise", "share", "mask"])
 def test_where_everyone_must_deliver_one_missing_client_voids_the_attempt(phase):
     session = make_session(6, delivery=Delivery.EVERYONE, quorum=6)
-    cell = Cell(phase, "one", "after", "complete", Delivery.EVERYONE)
+    cell = Cell(phase, "one", "after", Delivery.EVERYONE)
     with pytest.raises(TooFewClients):
         run_round(Federation(session), loss_of(cell, {session.cohort[2]}))
 

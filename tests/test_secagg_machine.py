@@ -32,7 +32,6 @@ SHAPES = [
     {"quorum": 4},
     {"quorum": 4, "consistency": Consistency.SIGNED},
     {"quorum": SIZE, "delivery": Delivery.EVERYONE},
-    {"quorum": 3, "degree": 4, "threshold": 3},
 ]
 OUTCOMES = Counter()
 picks = st.integers(0, 10**6)

@@ -215,7 +215,7 @@ def after_sharing(federation, change=lambda advertisements: advertisements):
     known = sharing._known
     advertisements = change(dict(known.advertisements))
     client = OTHERS[0]
-    request = messages.encode_advertisements(known.joined, SESSION.rank(client), known.leaves, advertisements)
+    request = messages.encode_advertisements(known.joined, SESSION.rank(client), advertisements)
     federation.clients[client].receive(request)
     return federation.clients[client]
 

@@ -83,56 +83,19 @@ class Second:
             setattr(self, name, value)
         ids = struct.pack(f"<I{len(self.cohort)}Q", len(self.cohort), *self.cohort)
         self.ids, self.size = ids, len(self.cohort)
-        limits = (self.dimension, self.bits, self.degree, self.threshold, self.quorum, self.colluders)
+        limits = (self.dimension, self.bits, self.threshold, self.quorum, self.colluders)
         name = (bytes.fromhex(self.plan_digest), self.run, self.round, self.attempt)
         drawn = (bytes.fromhex(self.roster_digest), self.draw, self.block, ids)
         self.digest = digest("d2pfed session", *name, *drawn, *limits, self.delivery, self.consistency)
         self.signed = self.consistency == "signed"
-        self.complete = self.degree == self.size - 1
         self.model, self.task = bytes.fromhex(vector["model"]), bytes.fromhex(vector["task"])
         self.everyone = bitmap([True] * self.size)
         self.leaves = [self.statement(client) for client in self.cohort]
-        known = self.leaves if self.complete or self.signed else []
-        self.advertisements_digest = digest("d2pfed adverts", self.everyone, *known)
-        self.holders = self.graph()
+        self.advertisements_digest = digest("d2pfed adverts", self.everyone, *self.leaves)
         self.survivors = [client in vector["survivors"] for client in self.cohort]
 
-    def graph(self):
-        """By rank: who holds shares of its secrets, itself included."""
-        if self.complete:
-            return {rank: list(range(self.size)) for rank in range(self.size)}
-        if self.signed:
-            seed, width = digest("d2pfed graph", self.digest, self.advertisements_digest), 2 * self.degree + 64
-            words = struct.unpack(f"<{self.size * width}Q", keystream(seed, 8 * self.size * width))
-            holders = {}
-            for rank in range(self.size):
-                found = []
-                for word in words[rank * width : (rank + 1) * width]:
-                    other = word * (self.size - 1) >> 64
-                    other += other >= rank
-                    if other not in found and len(found) < self.degree:
-                        found.append(other)
-                holders[rank] = sorted([*found, rank])
-            return holders
-        words = struct.unpack(f"<{self.size}Q", keystream(digest("d2pfed graph", self.digest), 8 * self.size))
-        circle = sorted(range(self.size), key=lambda rank: words[rank])
-        reach = self.degree // 2
-        return {
-            rank: sorted(circle[(at + step) % self.size] for step in range(-reach, reach + 1))
-            for at, rank in enumerate(circle)
-        }
-
-    def receivers(self, rank):
-        return [other for other in self.holders[rank] if other != rank]
-
-    def owners(self, rank):
-        return [other for other in range(self.size) if rank in self.holders[other]]
-
-    def senders(self, rank):
-        return [other for other in self.owners(rank) if other != rank]
-
-    def partners(self, rank):
-        return sorted({*self.receivers(rank), *self.senders(rank)})
+    def others(self, rank):
+        return [other for other in range(self.size) if other != rank]
 
     def secrets(self, client):
         entropy = bytes.fromhex(self.v["entropy"][str(client)])
@@ -162,7 +125,7 @@ class Second:
 
     def shares(self, client):
         """(share of the seed, share of the mask key) by holder's rank."""
-        own, rank = self.secrets(client), self.cohort.index(client)
+        own = self.secrets(client)
         stream, used = keystream(child(own["shares"], "coefficients"), 100_000), 0
         columns = []
         for secret in (own["self"], own["mask"]):
@@ -173,8 +136,8 @@ class Second:
                 if draw < PRIME:
                     coefficients.append(draw)
             polynomial = [*coefficients, int.from_bytes(secret, "little")]
-            columns.append([self.evaluate(polynomial, place + 1) for place in range(len(self.holders[rank]))])
-        return dict(zip(self.holders[rank], zip(*columns, strict=True), strict=True))
+            columns.append([self.evaluate(polynomial, place + 1) for place in range(self.size)])
+        return dict(enumerate(zip(*columns, strict=True)))
 
     @staticmethod
     def evaluate(polynomial, point):
@@ -219,7 +182,7 @@ class Second:
         own, group = self.secrets(client), self.group_hash()
         values = list(self.v["vectors"][str(client)])
         terms = [(1, hkdf(own["self"], "d2pfed self mask", self.context, client))]
-        for rank in self.partners(self.cohort.index(client)):
+        for rank in self.others(self.cohort.index(client)):
             other = self.cohort[rank]
             shared = x25519(own["mask"], x25519(self.secrets(other)["mask"]))
             low, high = min(client, other), max(client, other)
@@ -246,13 +209,12 @@ class Second:
         """All that this client is asked and answers, in order."""
         rank, cohort = self.cohort.index(client), self.cohort
         yield self.frame(1, client, self.invitation(client)), self.frame(2, client, self.advertisement(client))
-        listed = b"".join(self.leaves) if self.signed and not self.complete else b""
-        shown = b"".join(self.advertisement(cohort[other]) for other in sorted([rank, *self.partners(rank)]))
-        sent = self.ciphertexts([(client, cohort[other]) for other in self.receivers(rank)], 1, self.ciphertext)
-        yield self.frame(3, client, self.everyone + listed + shown), self.frame(4, client, sent)
+        shown = b"".join(self.advertisement(cohort[other]) for other in range(self.size))
+        sent = self.ciphertexts([(client, cohort[other]) for other in self.others(rank)], 1, self.ciphertext)
+        yield self.frame(3, client, self.everyone + shown), self.frame(4, client, sent)
         if client not in self.v["survivors"]:
             return
-        got = self.ciphertexts([(cohort[other], client) for other in self.senders(rank)], 0, self.passed_on)
+        got = self.ciphertexts([(cohort[other], client) for other in self.others(rank)], 0, self.passed_on)
         trained = struct.pack("<I", len(self.task)) + self.task + self.model
         yield self.frame(5, client, self.everyone + got + trained), self.frame(6, client, self.masked(client))
         request = bitmap(self.survivors)
@@ -262,7 +224,7 @@ class Second:
         missing = [[cohort[owner], client] in self.v["spoilt"] for owner in range(self.size)]
         opened = [
             self.shares(cohort[owner])[rank][0 if self.survivors[owner] else 1]
-            for owner in self.owners(rank)
+            for owner in range(self.size)
             if not missing[owner]
         ]
         answer = bitmap(missing) + b"".join(share.to_bytes(33, "little") for share in opened)
@@ -275,8 +237,7 @@ def test_a_second_implementation_sends_the_same_bytes(name):
     second = Second(vector)
     assert second.digest.hex() == vector["digest"]
     assert second.advertisements_digest.hex() == vector["adverts_digest"]
-    for rank, client in enumerate(second.cohort):
-        assert [second.cohort[holder] for holder in second.holders[rank]] == vector["holders"][str(client)]
+    for client in second.cohort:
         logged = [
             (entry["request"], entry["answer"]) for entry in vector["exchanges"] if entry["client"] == client
         ]

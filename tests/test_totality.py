@@ -58,10 +58,9 @@ deploy.attempt: ClientAttempt.answer
 deploy.state: SavedPhase.encode SavedPhases.save
 deploy.client: PrivateClient._participate
 ledger.files: keep_newest
-secagg.pairwise.keys: JoinedClients.partners _others
+secagg.pairwise.keys: others
 secagg.pairwise.client: Client.met Client.receive Client.save _pack
 secagg.crypto: hkdf
-secagg.pairwise.graph: Complete.holders _partners
 secagg.pairwise.keys: pair_mask_key self_mask_key
 secagg.pairwise.phases: Shared._partners Shared.answer
 secagg.shamir: pack_shares

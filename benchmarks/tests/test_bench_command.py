@@ -171,7 +171,7 @@ def test_an_unknown_benchmark_is_one_line(monkeypatch, capsys):
 
 
 def test_a_row_without_a_measurement_shows_its_error():
-    base = {"clients": 1, "dimension": 2, "bits": 3, "neighbours": 0, "dropouts": 0}
+    base = {"clients": 1, "dimension": 2, "bits": 3, "dropouts": 0}
     nothing = dict.fromkeys(
         ("client_seconds", "server_seconds", "round_seconds", "upload_bytes", "server_peak_mib")
     )

@@ -23,7 +23,7 @@ def test_a_measured_round_is_a_checked_round():
 
 @pytest.mark.parametrize("consistency", Consistency, ids=lambda value: value.value)
 def test_a_crowd_round_is_checked_too(consistency):
-    scale = Scale(clients=12, dimension=100, bits=16, dropouts=2, consistency=consistency, is_complete=True)
+    scale = Scale(clients=12, dimension=100, bits=16, dropouts=2, consistency=consistency)
     row = bench.measure_crowd(scale)
     assert row.upload_bytes == upload_bytes(scale.session())
     assert row.server_seconds > 0
@@ -34,7 +34,7 @@ def test_a_crowd_round_is_checked_too(consistency):
 def test_a_crowd_that_masks_wrongly_is_a_benchmark_of_nothing(monkeypatch):
     monkeypatch.setattr(Crowd, "_masks", lambda self: np.zeros(64, np.uint32))
     with pytest.raises(ConfigError, match="its cost means nothing"):
-        bench.measure_crowd(Scale(clients=12, dimension=100, bits=16, dropouts=2, is_complete=True))
+        bench.measure_crowd(Scale(clients=12, dimension=100, bits=16, dropouts=2))
 
 
 def test_the_sums_of_signed_rounds_are_checked_too():
@@ -48,8 +48,7 @@ def test_the_sums_of_signed_rounds_are_checked_too():
 def test_every_scale_has_a_session_and_its_dropouts(scale):
     session = scale.session()
     assert len(scale.lost) == scale.dropouts <= len(session.cohort) - session.quorum
-    assert session.is_complete == (scale.clients <= 100 or scale.is_complete)
-    assert scale.is_crowd == (scale.is_complete and scale.clients == 1_000)
+    assert scale.is_crowd == (scale.clients == 1_000)
 
 
 def test_rounds_with_standing_keys_are_checked_and_measured_beside_the_main_protocol():

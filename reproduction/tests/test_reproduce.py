@@ -83,7 +83,6 @@ def test_d2pfed_is_the_papers_algorithm_with_its_parameters(workload):
     assert plan.codec.clip == 0.25
     assert plan.codec.box == pytest.approx(10 * plan.codec.granularity)  # 21 levels from -g_max to g_max
     assert plan.sigma == pytest.approx(0.6, rel=1e-4)
-    assert plan.neighbours == plan.cohort_size - 1
 
 
 def test_where_the_levels_are_fine_no_coordinate_is_bounded(workload):

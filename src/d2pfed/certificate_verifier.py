@@ -258,40 +258,23 @@ def check_plan(statement: Json, events: Sequence[Event]) -> str:
 
 
 def check_committee(plan: Json, own: Event) -> None:
-    """Recompute what the lattice protocol's committee and secret must be, from the numbers that they follow from."""
-    committee, quorum, bits = plan["committee"], plan["quorum"], plan["ring"]["bits"]
-    size, colluders = (_read(committee["size"], int), committee["colluders"])
-    width = _read(plan["mechanism"]["sigma"]["is"], Fraction)
-    rows = [row for least, row in SECRETS.items() if least <= width]
-    if (
-        not rows
-        or not 1 <= bits <= 20
-        or own.unit != "client"
-        or plan["mechanism"][""] not in ("Centered", "DDGauss")
-    ):
-        raise Wrong(
-            "the lattice protocol takes discrete Gaussians of 2 steps and more, up to 20 bits, and clients"
-        )
-    secret, missing = 64 * rows[-1][max(bits, 8) - 8], own.cohort_size - quorum
-    law = hypergeom(own.cohort_size, missing, size)
-    absent = int(np.argmax(law.sf(np.arange(size + 1)) <= 2.0**-20))  # members that may be missing
-    threshold, is_whole = max(colluders, -(-size // 8)), size == own.cohort_size <= 512
-    packed, certificate = min(secret, size - absent - threshold - 2), (size + colluders) // 2 + 1
-    rule = {
-        "size": size,
-        "threshold": threshold,
-        "packed": packed,
-        "certificate": certificate,
-        "colluders": colluders,
-    }
-    fits = is_whole or (size in COMMITTEES and size < own.cohort_size <= 20_000)
-    fits &= packed >= (16 if is_whole else 48) and certificate <= size - absent
-    fits &= min(colluders, size) == colluders >= 0 and (plan["secret"], plan["threshold"]) == (
-        secret,
-        packed + threshold,
-    )
-    if not fits or committee != rule | {"": "Committee"}:
-        raise Wrong(f"its committee {str(committee)[:120]} is not {rule}, for secrets of {secret}")
+    """Recompute secret and committee of the lattice protocol from all that they follow from."""
+    size, colluders = _read(plan["committee"]["size"], int), plan["committee"]["colluders"]
+    width, noise = _read(plan["mechanism"]["sigma"]["is"], Fraction), plan["mechanism"][""]
+    cohort, bits = own.cohort_size, plan["ring"]["bits"]
+    rows = [row for least, row in SECRETS.items() if least <= width and noise in {"Centered", "DDGauss"}]
+    if not rows or bits not in range(1, 21) or own.unit != "client" or cohort > 20_000:
+        raise Wrong("the lattice protocol takes discrete Gaussians of 2 steps and more, and at most 20 bits")
+    secret, is_whole = 64 * rows[-1][max(bits, 8) - 8], size == cohort <= 512
+    chances = hypergeom(cohort, cohort - plan["quorum"], size).sf(np.arange(size + 1))
+    there, threshold = size - int(np.argmax(chances <= 2.0**-20)), max(colluders, -(-size // 8))
+    packed, certificate = min(secret, there - threshold - 2), (size + colluders) // 2 + 1
+    rule = {"": "Committee", "size": size, "threshold": threshold, "packed": packed, "certificate": certificate}
+    fits = (is_whole or (size in COMMITTEES and size < cohort)) and packed >= (16 if is_whole else 48)
+    fits &= certificate <= there and colluders * cohort >= plan["colluders"] * size
+    told = plan["committee"], plan["secret"], plan["threshold"]
+    if not fits or told != (rule | {"colluders": colluders}, secret, packed + threshold):
+        raise Wrong(f"committee, secret and threshold are {str(told)[:160]}, and by the rule {rule}, {secret}")
 
 
 def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterator[tuple[str, object]]:

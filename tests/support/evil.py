@@ -87,14 +87,12 @@ class Evil:
         ranks: Iterable[int],
         told: Subset,
         forged: Mapping[int, KeyAdvertisement] | None = None,
-        leaves: Mapping[int, bytes] | None = None,
     ) -> None:
-        """Pass the advertisements on; the victim is shown the forged ones, and everyone the given leaves, if any."""
+        """Pass the advertisements on; the victim is shown the forged ones."""
         for rank in ranks:
             shown = self.advertisements | (dict(forged or {}) if rank == VICTIM else {})
-            listed = leaves or self.leaves(told, shown)
-            self.joined[rank] = JoinedClients.of(self.session, told, listed)
-            answer = self.ask(rank, messages.encode_advertisements(self.joined[rank], rank, listed, shown))
+            self.joined[rank] = JoinedClients.of(self.session, told, self.leaves(told, shown))
+            answer = self.ask(rank, messages.encode_advertisements(self.joined[rank], rank, shown))
             self.ciphertexts[rank] = dict(
                 messages.decode_encrypted_shares(self.joined[rank], rank, answer).ciphertexts
             )
@@ -117,7 +115,7 @@ class Evil:
         """Ask for masked vectors; `ciphertext(receiver, sender)` replaces what the sender has sent."""
         for rank in ranks:
             joined = self.joined[rank]
-            peers = joined.senders(rank, told)
+            peers = keys.others(rank, told)
             ciphertexts = {
                 peer: ciphertext(rank, peer) if ciphertext else self.ciphertexts[peer][rank] for peer in peers
             }
@@ -245,22 +243,6 @@ class Evil:
             total=total,
         )
         return unmask(aggregate, self.all_shares, map).vector
-
-    def sum_of_part(self, part: list[int], sharers: Subset) -> np.ndarray:
-        """The sum of some clients alone, if the masks between them and all others are known."""
-        session, ring, joined = self.session, self.session.ring, self.joined[VICTIM]
-        context, total = self.context(VICTIM, sharers), np.zeros(session.dimension, np.uint32)
-        for rank in part:
-            client = session.cohort[rank]
-            ring.add_into(total, self.vectors[rank])
-            seed = self.join(rank, self.all_shares[rank])
-            ring.add_masks_into(total, (), (Stream(keys.self_mask_key(seed, context, client)),))
-            for other in set(joined.partners(rank, sharers)) - set(part):
-                shared = self.mask_agreement(other).agree(self.advertisements[rank].mask_public)
-                key = keys.pair_mask_key(shared, context, (client, session.cohort[other]), keys.NO_GROUP)
-                pair = (), (Stream(key),)
-                ring.add_masks_into(total, *(pair if rank < other else pair[::-1]))
-        return total
 
     def without(self, total: np.ndarray, ranks: Iterable[int]) -> np.ndarray:
         """Subtract vectors that the server knows."""

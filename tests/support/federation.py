@@ -44,7 +44,6 @@ def make_session(size: int = 20, **changes: object) -> Session:
         "cohort": tuple(7 + 3 * rank for rank in range(size)),
         "dimension": size,
         "bits": 8,
-        "degree": size - 1,
         "threshold": size // 2 + 1,
         "quorum": max(2, size // 2 + 1),
         "colluders": 0,

@@ -219,11 +219,10 @@ def _sampling(plan: Plan, stream: Stream) -> Plan:
             population = max(population, cohort)
         case _:
             method, cohort = Sampling.FIXED, max(3, cohort // 2)
-    neighbours = cohort - 1 if plan.neighbours == plan.cohort_size - 1 else plan.neighbours
     quorum = min(cohort, max(plan.quorum - plan.cohort_size + cohort, cohort // 2 + 1))
     threshold = min(plan.threshold, quorum) if cohort <= plan.cohort_size else max(plan.threshold, cohort // 2 + 1)
     sampling = CohortSampling(method, population, cohort)
-    return replace(plan, sampling=sampling, neighbours=neighbours, quorum=quorum, threshold=threshold)
+    return replace(plan, sampling=sampling, quorum=quorum, threshold=threshold)
 
 
 def _unit(plan: Plan, stream: Stream) -> Plan:
@@ -312,7 +311,7 @@ LIES: dict[str, Callable[[Plan, Stream], Plan]] = {
     "mechanism": _mechanism,
     "colluders": _number("colluders"),
     "quorum": _number("quorum"),
-    "threshold": _number("threshold", "neighbours", "cut_off"),
+    "threshold": _number("threshold"),
     "participations": _number("max_participations", "max_attempts", "rounds", "attempts_per_round"),
     "sampling": _sampling,
     "unit": _unit,

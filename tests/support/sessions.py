@@ -34,17 +34,12 @@ def draw_session(stream: Stream, most: int = 20) -> Session:
     size = 3 + stream.below(most - 2)
     consistency = Consistency.SIGNED if stream.below(2) else Consistency.ASSUMED
     delivery = list(Delivery)[stream.below(2)]
-    degree, threshold = size - 1, size // 2 + 1
-    is_sparse = size > 8 and delivery is Delivery.QUORUM and stream.below(2) == 0
-    if is_sparse:
-        degree = 4 + 2 * stream.below((size - 5) // 2)
-        threshold = (degree + 1) // 2 + 1
+    threshold = size // 2 + 1
     colluders = stream.below(max(1, min(threshold, size // 4)))
     least = max((size + colluders) // 2 + 1, threshold)
     quorum = size if delivery is Delivery.EVERYONE else least + stream.below(size - least + 1)
     return make_session(
         size,
-        degree=degree,
         threshold=threshold,
         quorum=quorum,
         colluders=colluders,

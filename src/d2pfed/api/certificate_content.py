@@ -328,11 +328,12 @@ def _assumptions(plan: Plan) -> list[str]:
     ):
         found.append(f"That a drawn cohort has more colluders than stated has a chance of at most {UNCOUNTED}.")
     if plan.committee is not None:
+        size, colluders, width = plan.committee.size, plan.committee.colluders, float(plan.least_width)
         found += [
-            f"Learning with errors is hard: secrets of {plan.secret} numbers, {plan.ring.bits} bits, noise of "
-            f"{float(plan.least_width):.4g} steps; boxes under X25519 are not post-quantum.",
-            f"At most {plan.committee.colluders} of the {plan.committee.size} members of a committee collude, fixed before "
-            "the draw; that a drawn committee has more has a chance of at most 2^-40, which is not in delta.",
+            f"LWE is hard with secrets of {plan.secret} numbers, {plan.ring.bits} bits and noise of {width:.4g} steps.",
+            "Boxes of shares are under X25519, which is not post-quantum.",
+            f"At most {colluders} of the {size} members of a committee collude, fixed before the draw.",
+            f"That a drawn committee has more colluders than stated has a chance of at most {UNCOUNTED}.",
         ]
     if plan.batches is not None:
         found += [

@@ -39,7 +39,7 @@ authority = "{authority}"  # whose signature under a roster counts
 {anchor}  # where the head of this client's log is kept, outside of this directory and of backups
 
 [policy]  # what this client insists on, whatever a server proposes
-protocols = ["pairwise", "standing"]  # pairwise: drawn cohorts, or all clients; standing: up to 128 silos, every round
+protocols = ["pairwise", "lattice", "standing"]  # up to 1,000 clients; from 64 on, one message each; up to 128 silos
 units = {units}  # client: a plan protects all that is held here; record: only single records of it
 requests = ["training", "statistics", "evaluation"]  # what a server may ask this client's data for
 least_cohort = 10
@@ -115,7 +115,9 @@ class ClientConfig:
     policy: Policy
     budget: ClientBudget  # of this client, over all runs
     secret: bytes | None = field(repr=False)
-    state: Path | None = None  # where standing keys are kept, in memory; None: where the system offers it
+    state: Path | None = (
+        None  # where keys of silos and members are kept, in memory; None: where the system offers it
+    )
     keys_on_disk: bool = False  # whether they may be kept on a disk, whose backups void the guarantee
 
     def __post_init__(self) -> None:

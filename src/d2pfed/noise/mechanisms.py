@@ -207,13 +207,13 @@ class Protocol(StrEnum):
 
     Attributes:
         PAIRWISE: fresh masks between all pairs of a cohort, which are opened for those who drop out.
-        STANDING: masks from keys that a fixed set of silos agrees on once; nothing is ever opened.
         LATTICE: the noise is also that of learning with errors; a drawn committee opens the sum of the secrets.
+        STANDING: masks from keys that a fixed set of silos agrees on once; nothing is ever opened.
     """
 
     PAIRWISE = "pairwise"
-    STANDING = "standing"
     LATTICE = "lattice"
+    STANDING = "standing"
 
 
 _ANY = tuple(Protocol)

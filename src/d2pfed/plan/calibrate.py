@@ -29,7 +29,6 @@ from d2pfed.plan.target import PrivacyTarget, ProtocolChoice, RotationName
 from d2pfed.secagg.lattice.parameters import (
     LEAST_COHORT,
     LEAST_SECRET,
-    LEAST_WIDTH,
     MOST_BITS,
     MOST_DIMENSION,
     Committee,
@@ -88,10 +87,6 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
     if target.bits is not None and target.mechanism is not MechanismName.CENTERED:
         reserve = multiplier * (1 + 4 * PRECISION)
         draft = replace(draft, steps=widths.finest_within(Ring(target.bits), target, reserve, draft.contributors))
-        multiplier = draft.search(ideal)
-    # Noise that rounds may be narrower than the lattice protocol needs: a finer lattice makes it wider in steps.
-    while protocol is Protocol.LATTICE and (width := draft.width(multiplier)) < LEAST_WIDTH:
-        draft = replace(draft, steps=1.01 * draft.steps * LEAST_WIDTH / width)
         multiplier = draft.search(ideal)
     return draft.plan(multiplier)
 
@@ -160,10 +155,6 @@ class _Draft:
         while spent(multiplier, exact=True).epsilon > target.epsilon:
             multiplier, step = multiplier * (1 + step), 2 * step
         return multiplier
-
-    def width(self, multiplier: float) -> float:
-        """Return the width of one client's noise, in steps."""
-        return widths.noise_width(*widths.parts_of(self.target, self.steps, multiplier, self.contributors))[0]
 
     def plan(self, multiplier: float) -> Plan:
         """Return the member with this noise, in the target's ring or the least that is unlikely to wrap."""
@@ -313,6 +304,10 @@ def _require(target: PrivacyTarget, protocol: Protocol) -> None:
         if target.unit is Unit.RECORD:
             raise ConfigError("the lattice protocol takes the unit client, got record")
         check_range("bits", target.bits or 1, 1, MOST_BITS)
+        if target.bits is not None and target.mechanism is not MechanismName.CENTERED and not asked:
+            raise ConfigError(
+                "given bits may make rounded noise too narrow for the lattice protocol: name it, or no bits"
+            )
         check_range("dimension", target.dimension, 1, MOST_DIMENSION)
         check_range("quorum", target.quorum, target.cohort_colluders + 2, cohort)
         committee_of(target, LEAST_SECRET)

@@ -164,11 +164,14 @@ class Plan:
                 f"a secret must have {secret_length(self.ring.bits, self.least_width)} numbers in a ring of "
                 f"{self.ring.bits} bits with noise of {float(self.least_width):.4g} steps, got {secret}"
             )
-        rule = None
-        if committee.size in committee_sizes(cohort):
+        rule, part = None, Fraction(self.colluders * committee.size, cohort)
+        if committee.size in committee_sizes(cohort) and part <= committee.colluders <= committee.size:
             rule = seated(committee.size, committee.colluders, secret, cohort, cohort - self.quorum)
         if committee != rule or self.threshold != committee.openers:
-            raise ConfigError(f"a committee must be {rule or 'of another size'}, got {committee}")
+            expected = rule or f"one of {cohort} clients with {self.colluders} colluders"
+            raise ConfigError(
+                f"a committee must be {expected} and its openers the threshold, got {committee} and {self.threshold}"
+            )
 
     def _check_units(self) -> None:
         if self.sampling.method is Sampling.ONCE and self.max_participations != 1:

@@ -238,7 +238,7 @@ class Policy:
         self._check_sizes(plan)
         self._check_mechanism(plan)
         refusals = []
-        for protocol in self.protocols:
+        for protocol in sorted(self.protocols, key=lambda each: each is not plan.protocol):  # the plan's own first
             try:
                 self.require_served(protocol, plan, enrolled)
             except ConfigError as error:

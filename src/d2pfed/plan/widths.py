@@ -57,7 +57,10 @@ def parts_of(target: PrivacyTarget, steps: float, multiplier: float, contributor
 
 
 def finest(target: PrivacyTarget, multiplier: float) -> float:
-    """Return the fewest steps to the clip for which rounding costs little; 1 where nothing is rounded."""
+    """Return the fewest steps to the clip for which rounding costs little; 1 where nothing is rounded.
+
+    The noise of each client is then 2.4 steps wide or more, so that the lattice protocol takes it.
+    """
     if target.mechanism.sized is None:
         return 1.0
     for exponent in range(16 * 8):
