@@ -327,6 +327,19 @@ CONTRADICTIONS = {
         in_plan("codec.rotation", {"": "RandomPhase", "dimension": 10**80}),
         "a model has between 1 and 2^32 parameters",
     ),
+    **{
+        f"vectors folded to {length}": (
+            "once",
+            in_plan("codec.rotation", {"": "Fold", "dimension": 1000, "length": length, "kept": 0}),
+            "cannot be folded to",
+        )
+        for length in (0, 1, 100, 1024, 10**80)
+    },
+    "vectors folded to fewer numbers than the event has": (
+        "once",
+        in_plan("codec.rotation", {"": "Fold", "dimension": 1000, "length": 2, "kept": 0}),
+        "dimension",
+    ),
     "grids of any fineness": ("once", in_plan("codec.fraction_bits", 10**11), "are not in their order"),
     "a width beyond all numbers": ("once", in_plan("mechanism.sigma.is", "1e30000000"), "was expected, got"),
 }

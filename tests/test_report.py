@@ -199,6 +199,7 @@ def test_facts_settings_reasons_and_verification_are_on_the_page():
         f"{reasons.upload_bytes:,} bytes",
         reasons.why_noise.replace("`", ""),
         reasons.why_bits,
+        reasons.why_compression,
         "d2pfed ledger verify ledger.sqlite",
         given.plan.digest.hex(),
         given.data,

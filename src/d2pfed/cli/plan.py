@@ -120,7 +120,13 @@ def _print(summary: PlanSummary, plan: Plan) -> None:
         table.add_row(name, value)
     out().print(headline(summary.guarantees, summary.against))
     out().print(table)
-    for reason in (summary.why_noise, summary.why_bits, summary.why_protocol, summary.why_colluders):
+    for reason in (
+        summary.why_noise,
+        summary.why_bits,
+        summary.why_compression,
+        summary.why_protocol,
+        summary.why_colluders,
+    ):
         out().print(reason)
     out().print(epsilons(summary.guarantees))
 
