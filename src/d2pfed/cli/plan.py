@@ -124,6 +124,7 @@ def _print(summary: PlanSummary, plan: Plan) -> None:
         summary.why_noise,
         summary.why_bits,
         summary.why_compression,
+        summary.why_bytes,
         summary.why_protocol,
         summary.why_colluders,
     ):

@@ -47,6 +47,7 @@ class PlanSummary:
         why_signal: how far updates add up over it.
         why_bits: why so many bits.
         why_compression: what was chosen, why, and what it costs.
+        why_bytes: what an ordinary client sends and receives in all.
         why_protocol: how vectors are added up, and what that rests on.
         why_colluders: why so many colluders are planned for.
         warnings: what to know before such a run, and what would help.
@@ -74,6 +75,7 @@ class PlanSummary:
     why_signal: str
     why_bits: str
     why_compression: str
+    why_bytes: str
     why_protocol: str
     why_colluders: str
     warnings: tuple[str, ...]
@@ -104,6 +106,7 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         f"with a chance of {round_up(plan.wrap_probability, 2)} that any of {plan.codec.length} coordinates wraps in "
         f"a round (at most {SAFE_WRAP_PROBABILITY:g} is allowed)."
     )
+    traffic = traffic_of(plan)
     return PlanSummary(
         noise_multiplier=plan.noise_multiplier,
         sigma=plan.sigma,
@@ -119,7 +122,7 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         colluders=plan.colluders,
         threshold=plan.threshold,
         protocol=plan.protocol,
-        traffic=traffic_of(plan),
+        traffic=traffic,
         security_bits=None if plan.committee is None else SECURITY_BITS,
         against=plan.planned_against,
         guarantees=guarantees(plan),
@@ -127,6 +130,7 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         why_signal=why_signal,
         why_bits=why_bits,
         why_compression=_why_compression(target, plan, error / clip),
+        why_bytes=_why_bytes(plan, traffic),
         why_protocol=_why_protocol(plan),
         why_colluders=_why_colluders(target, plan),
         warnings=_warnings(plan, signal, why_signal),
@@ -203,6 +207,22 @@ def _why_compression(target: PrivacyTarget, plan: Plan, error: float) -> str:
             f"{plan.dimension:,} parameters."
         )
     return "Vectors are not compressed, as was asked for."
+
+
+def _why_bytes(plan: Plan, traffic: PlanTraffic | None) -> str:
+    """Return what an ordinary client sends and receives in all, per attempt and per run, beside floats in the clear."""
+    vector, floats = plan.ring.packed_bytes(plan.codec.length), 4 * plan.dimension
+    if traffic is None:
+        return f"A client's vector has {vector:,} bytes; as 32-bit floats it would have {floats:,}."
+    most, client = plan.max_participations, traffic.client
+    clients = "client" if plan.unit is Unit.CLIENT else "silo"
+    roster = f", a roster of {traffic.roster:,} bytes included" if traffic.roster else ""
+    return (
+        f"An ordinary {clients} sends {client.sent:,} bytes in an attempt, of which {vector:,} are its vector, and "
+        f"receives {client.received:,}, the model among them. In {most:,} attempt{'s' * (most != 1)}, the most that it "
+        f"takes part in, it sends {most * client.sent:,} bytes and receives {most * client.received + traffic.roster:,}"
+        f"{roster}. Federated averaging in 32-bit floats would take {most * floats:,} bytes each way."
+    )
 
 
 def _why_protocol(plan: Plan) -> str:
