@@ -193,7 +193,7 @@ def until_advertisements(session):
 
 
 def encode_advertisements(listed, advertisements):
-    return messages.encode_advertisements(listed.joined, 0, listed.leaves, advertisements)
+    return messages.encode_advertisements(listed.joined, 0, advertisements)
 
 
 def with_other_keys(session):
@@ -231,7 +231,7 @@ def test_a_client_insists_on_being_among_the_joined():
     session = make_session(8)
     machine, listed = until_advertisements(session)
     without = JoinedClients(session, subset_of(8, range(1, 8)), bytes(32))
-    request = messages.encode_advertisements(without, 0, listed.leaves, listed.advertisements)
+    request = messages.encode_advertisements(without, 0, listed.advertisements)
     with pytest.raises(PeerError, match="itself"):
         machine.receive(request)
 

@@ -222,12 +222,17 @@ def of_no_seed(self, shares, _split):
 
 def run_with_bad_owner(monkeypatch, session, change, lies=()):
     """One client seals shares that are not of the seed it committed to; `lies` are holders that change theirs."""
-    kept = Advertised._split
+    kept, answered, asked = Advertised._split, Advertised.answer, []
 
-    def split(self, joined, rank):
-        shares = kept(self, joined, rank)
-        return change(self, shares, lambda other: kept(other, joined, rank)) if rank == BAD else shares
+    def answer(self, local, data):
+        asked.append(local.rank)
+        return answered(self, local, data)
 
+    def split(self, joined):
+        shares = kept(self, joined)
+        return change(self, shares, lambda other: kept(other, joined)) if asked[-1] == BAD else shares
+
+    monkeypatch.setattr(Advertised, "answer", answer)
     monkeypatch.setattr(Advertised, "_split", split)
     with pytest.raises(TooFewClients) as lack:
         lie(session, lies, lambda owner, share: (share + (owner == BAD)) % PRIME).close()

@@ -159,7 +159,7 @@ class Evil:
         self.shares_sent += rank not in self.colluders
         opened = {owner: share for owner, share in opened.items() if share is not None}
         for owner, share in opened.items():
-            self.all_shares.setdefault(owner, {})[rank] = share
+            self.all_shares.setdefault(owner, {})[int(rank)] = share
         if VICTIM in opened:
             (self.seed_shares if told[VICTIM] else self.key_shares)[rank] = opened[VICTIM]
 
@@ -177,8 +177,7 @@ class Evil:
         holders = sorted(shares)[: self.session.threshold]
         if len(holders) < self.session.threshold:
             raise TooFewShares
-        points = self.joined[VICTIM].points(owner, holders)
-        joined = Interpolation(points).join([shares[holder] for holder in holders])
+        joined = Interpolation([int(holder) + 1 for holder in holders]).join([shares[holder] for holder in holders])
         return joined.to_bytes(33, "little")[:32]
 
     def shared_with_victim(self, rank: int) -> bytes:

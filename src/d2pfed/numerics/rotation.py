@@ -116,7 +116,7 @@ class Fold:
     added to nothing. Two coordinates of different chunks meet with a chance of 1 / sums, two of one chunk never.
 
     Flat as Hadamard's: an output is the sum of the coordinates times independent signs, over sqrt(length). It is not
-    orthonormal: a vector in the worst direction becomes longer by sqrt(dimension / length). docs/theory.md, section 18.
+    orthonormal: a vector in the worst direction becomes longer by sqrt(dimension / length). docs/theory.md, section 19.
     """
 
     dimension: int

@@ -41,7 +41,7 @@ def wanted_fold(target: PrivacyTarget, multiplier: float) -> int:
     """Return the least power of two at or above 1,024, d / 64 and clip^2 / (2 s^2).
 
     s is the standard deviation of a coordinate of the mean of a full cohort. A mean whose square is an eighth of the
-    clip's then costs as much as noise that is larger by at most 12 %: docs/theory.md, section 18.
+    clip's then costs as much as noise that is larger by at most 12 %: docs/theory.md, section 19.
     """
     divisor = float(target.cohort_size)
     if target.batches is not None and target.records is not None:
