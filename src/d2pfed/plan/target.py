@@ -344,7 +344,9 @@ class PrivacyTarget:
 
 
 # What `d2pfed train`, `d2pfed plan` and `fit` ask for unless told otherwise: a guarantee that holds against the server.
-DEFAULT_TARGET = PrivacyTarget(against=SERVER, sampling=Sampling.ONCE, dropouts=0.1, colluders=0.1)
+DEFAULT_TARGET = PrivacyTarget(
+    against=SERVER, sampling=Sampling.ONCE, dropouts=0.1, colluders=0.1, compression=AUTO
+)
 
 
 @lru_cache(maxsize=64)  # a search for the least noise asks again and again
