@@ -719,6 +719,23 @@ def test_compression_is_the_least_that_costs_little(changes, length):
     assert keeps_its_guarantee(plan)
 
 
+@pytest.mark.parametrize(
+    ("dimension", "rotation"),
+    [
+        (1024, Hadamard),
+        (976, Hadamard),
+        (975, RandomPhase),
+        (1025, RandomPhase),
+        (600, RandomPhase),
+        (1, Hadamard),
+    ],
+)
+def test_a_rotation_that_would_pad_by_more_than_a_twentieth_is_not_chosen(dimension, rotation):
+    plan = planned(replace(SMALL, dimension=dimension, rotation="auto"))
+    assert plan.codec.rotation == rotation(dimension)
+    assert plan.codec.length <= max(1.05 * dimension, 2)
+
+
 def test_compression_states_what_it_costs_by_the_noise():
     """rho = |mean|^2 / (k s^2) at an eighth of the clip's square, s the noise of a full cohort's mean."""
     target = replace(DEFAULT_JOB, compression=2048)

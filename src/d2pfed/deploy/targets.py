@@ -20,6 +20,7 @@ DEFAULTS: Mapping[str, object] = {
     "delta": 1e-5,
     "dropouts": 0.2,
     "colluders": 0.1,
+    "rotation": "auto",
     "compression": "auto",
 }
 

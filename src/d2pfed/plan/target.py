@@ -60,8 +60,9 @@ class ProtocolChoice(StrEnum):
 
 
 class RotationName(StrEnum):
-    """The rotations by name."""
+    """The rotations by name, and `auto`: Hadamard's, which is faster, for records or little padding; else phase."""
 
+    AUTO = "auto"
     HADAMARD = "hadamard"
     PHASE = "phase"
 
@@ -345,7 +346,12 @@ class PrivacyTarget:
 
 # What `d2pfed train`, `d2pfed plan` and `fit` ask for unless told otherwise: a guarantee that holds against the server.
 DEFAULT_TARGET = PrivacyTarget(
-    against=SERVER, sampling=Sampling.ONCE, dropouts=0.1, colluders=0.1, compression=AUTO
+    against=SERVER,
+    sampling=Sampling.ONCE,
+    dropouts=0.1,
+    colluders=0.1,
+    rotation=RotationName.AUTO,
+    compression=AUTO,
 )
 
 

@@ -27,14 +27,11 @@ LEAST_FOLD, MOST_TERMS = 1 << 10, 64  # coordinates, and parameters in each, tha
 USUAL_MEAN = Fraction(
     1, 8
 )  # of the clip's square: what the mean's is taken to be at most, where compression is chosen
+MOST_PADDING = 1.05  # of a Hadamard transform over the dimension, where the rotation is chosen
 _FRACTION_BITS = 8
 _FINEST_FRACTION_BITS = 12  # a table of 4,096 laws; more would not stay in the cache
 _SHORT = 1 << 10  # coordinates: few enough that the finest table costs no time, and a vector at its clip no bias
 _GRID_UNITS = 3  # a coordinate's typical size at the clip, so that rounding to the grid costs under 1 % of it
-_ROTATIONS: dict[RotationName, type[Hadamard] | type[RandomPhase]] = {
-    RotationName.HADAMARD: Hadamard,
-    RotationName.PHASE: RandomPhase,
-}
 
 
 def wanted_fold(target: PrivacyTarget, multiplier: float) -> int:
@@ -65,7 +62,12 @@ def compressed(target: PrivacyTarget, multiplier: float) -> PrivacyTarget:
 def _rotation(target: PrivacyTarget) -> Rotation:
     if isinstance(target.compression, int):
         return Fold(target.dimension, target.compression)
-    return _ROTATIONS[target.rotation](target.dimension)
+    plain, phase = Hadamard(target.dimension), RandomPhase(target.dimension)
+    if target.rotation is RotationName.AUTO:
+        # Rows of records are added up by a kernel, which has no phases.
+        is_short = plain.padded <= MOST_PADDING * target.dimension or target.unit is Unit.RECORD
+        return plain if is_short else phase
+    return plain if target.rotation is RotationName.HADAMARD else phase
 
 
 def parts_of(target: PrivacyTarget, steps: float, multiplier: float, contributors: int) -> tuple[Codec, Mechanism]:
