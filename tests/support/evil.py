@@ -177,7 +177,9 @@ class Evil:
         holders = sorted(shares)[: self.session.threshold]
         if len(holders) < self.session.threshold:
             raise TooFewShares
-        joined = Interpolation([int(holder) + 1 for holder in holders]).join([shares[holder] for holder in holders])
+        joined = Interpolation([int(holder) + 1 for holder in holders]).join(
+            [shares[holder] for holder in holders]
+        )
         return joined.to_bytes(33, "little")[:32]
 
     def shared_with_victim(self, rank: int) -> bytes:
@@ -214,7 +216,7 @@ class Evil:
         bare = self.vectors[VICTIM].copy()
         own = Stream(keys.self_mask_key(seed, context, client))
         subtract_into(ring, bare, ring.uniform(own, session.dimension))
-        for peer in self.joined[VICTIM].partners(VICTIM, sharers):
+        for peer in keys.others(VICTIM, sharers):
             if (secret := shared(peer)) is None:
                 continue
             key = keys.pair_mask_key(secret, context, (client, session.cohort[peer]), group)

@@ -156,10 +156,11 @@ class Plan:
             if self.consistency is Consistency.SIGNED:
                 require_shares(cohort, self.threshold, self.quorum, self.colluders)
             return
-        if Protocol.LATTICE not in MechanismName.of(self.mechanism).runs_in or self.unit is not Unit.CLIENT:
+        mechanism = MechanismName.of(self.mechanism)
+        if Protocol.LATTICE not in mechanism.runs_in or self.unit is not Unit.CLIENT or self.has_standing_keys:
             raise ConfigError(
-                f"the lattice protocol takes discrete Gaussians of each client and the unit client, got "
-                f"{MechanismName.of(self.mechanism)} and {self.unit}"
+                f"the lattice protocol takes discrete Gaussians of each client, the unit client and no standing keys, got "
+                f"{mechanism} and {self.unit}"
             )
         check_range("cohort", cohort, 1, bounds.MOST_SIGNED)
         check_range("dimension", self.codec.length, 1, MOST_DIMENSION)
