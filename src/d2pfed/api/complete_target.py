@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from d2pfed.accounting import Adjacency, CohortSampling, Sampling, Unit
+from d2pfed.accounting import SERVER, Adjacency, CohortSampling, Sampling, Unit
 from d2pfed.errors import ConfigError, closest
-from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget
+from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget, RotationName
 from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, MOST_COHORT, MOST_ROUNDS, check_range
 from d2pfed.plan.calibrate import ideal_multiplier
 from d2pfed.plan.target import AUTO
 
-RECORD_PRIVACY = replace(DEFAULT_TARGET, unit=Unit.RECORD, adjacency=None, sampling=Sampling.NONE, dropouts=0.0)
+RECORD_PRIVACY = PrivacyTarget(
+    unit=Unit.RECORD, against=SERVER, colluders=0.1, rotation=RotationName.AUTO, compression=AUTO
+)
 NOISE_TO_CLIP = 2.0  # norm of a round's noise over the clip, up to which a cohort is made smaller for more rounds
 LEAST_ROUNDS, MANY_ROUNDS = 10, 100  # that are chosen
 LEAST_COHORT, LARGEST_COHORT = 20, 20_000  # that are chosen; colluders are counted in no larger ones

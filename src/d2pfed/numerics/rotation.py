@@ -170,7 +170,7 @@ class Fold:
         terms[:sums] = self.terms
         absent = np.arange(self.dimension - self.kept, self.terms * sums)  # from the last chunk
         terms[(absent + shifts[-1]) % sums] -= 1
-        return self._spread(values, seed, 1 / terms)
+        return self._spread(values, seed, (1 / terms).astype(np.float32))
 
     def _spread(self, values: Floats, seed: bytes, weights: NDArray[np.float32]) -> Floats:
         """Rotate back and give each sum, times its weight, to all of its terms."""
