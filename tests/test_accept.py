@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from test_malicious_graph import two_quorums
+from test_malicious_server import two_quorums
 
 from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError, PeerError

@@ -371,7 +371,7 @@ def test_vectors_and_records_are_refused_in_each_others_place(plan):
 
 def test_sums_are_divided_by_a_constant_of_the_plan(plan):
     assert plan.divisor == pytest.approx(0.2 * RECORDS, rel=1e-8)
-    assert plan.uses_standing_keys
+    assert plan.protocol == "standing"
     assert decode_plan(canonical.encode(plan)) == plan
     assert plan.mechanism.sigma >= 8
     assert calibrate(target(batch_rate=None, records=1000)).divisor == pytest.approx(256, rel=1e-8)

@@ -159,7 +159,7 @@ def test_the_opened_sum_is_of_exactly_the_clients_committed(fidelity, kind):
     def trained(clients):
         return (None if client in lost else update_of(client) for client in clients)
 
-    engine = replace(simulation(plan, Dropouts(masked=Fraction(1, 12))), updates=trained)
+    engine = replace(simulation(plan, Dropouts(masked=Fraction(1, 24))), updates=trained)
 
     def watched(session, _taken):
         opened.append(session)

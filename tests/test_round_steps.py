@@ -180,7 +180,7 @@ def records_plan() -> Plan:
 
 def test_with_standing_keys_nothing_is_given_back():
     plan = records_plan()
-    assert plan.uses_standing_keys
+    assert plan.protocol == "standing"
     _, book, _ = run(plan, [VoidStep("late", (1,)), TooFewClients("few", (1,)), opened(plan, 5)])
     assert book.kinds == ["reserve", "reserve", "reserve", "commit"]
 

@@ -64,7 +64,7 @@ secagg.crypto: hkdf
 secagg.pairwise.keys: pair_mask_key self_mask_key
 secagg.pairwise.phases: Shared._partners Shared.answer
 secagg.shamir: pack_shares
-secagg.wire: kind_of pack_text subset_of
+secagg.wire: kind_of pack_text ranks_of subset_of
 """
 AFTER_STANDING = """
 deploy.config: ClientConfig.log

@@ -87,7 +87,8 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
     draft = _Draft(target, protocol, widths.finest(target, ideal))
     multiplier = draft.search(ideal)
     if target.bits is not None and target.mechanism is not MechanismName.CENTERED:
-        reserve = multiplier * (1 + 4 * PRECISION)
+        noise = draft.noise(multiplier)  # a little wider, as widths are rounded up
+        reserve = math.sqrt(noise.sum_variance) / (2 * float(noise.radius)) * (1 + 4 * PRECISION)
         draft = replace(draft, steps=widths.finest_within(Ring(target.bits), target, reserve, draft.contributors))
         multiplier = draft.search(ideal)
     return draft.plan(multiplier)
@@ -147,15 +148,18 @@ class _Draft:
         """How many clients' noise nobody knows, at a quorum: the others may tell theirs."""
         return self.target.quorum - self.target.cohort_colluders
 
+    def noise(self, multiplier: float) -> Noise:
+        """Return the noise that the guarantee rests on, as `Plan.contributed` has it."""
+        codec, mechanism = widths.parts_of(self.target, self.steps, multiplier, self.contributors)
+        return mechanism.noise(codec, self.contributors)
+
     def search(self, start: float) -> float:
         """Return the least multiplier whose certified epsilon is within the target."""
         target = self.target
 
         @cache
         def spent(multiplier: float, *, exact: bool = False) -> Guarantee:
-            # The noise that the guarantee rests on, as `Plan.contributed` has it.
-            codec, mechanism = widths.parts_of(target, self.steps, multiplier, self.contributors)
-            return _account(target, mechanism.noise(codec, self.contributors), exact=exact)
+            return _account(target, self.noise(multiplier), exact=exact)
 
         if reason := spent(start).reason:
             raise ConfigError(f"no plan with the mechanism {target.mechanism} keeps any epsilon: {reason}")

@@ -159,7 +159,7 @@ class Plan:
         mechanism = MechanismName.of(self.mechanism)
         if Protocol.LATTICE not in mechanism.runs_in or self.unit is not Unit.CLIENT or self.has_standing_keys:
             raise ConfigError(
-                f"the lattice protocol takes discrete Gaussians of each client, the unit client and no standing keys, got "
+                "the lattice protocol takes discrete Gaussians of each client, the unit client and fresh keys, got "
                 f"{mechanism} and {self.unit}"
             )
         check_range("cohort", cohort, 1, bounds.MOST_SIGNED)

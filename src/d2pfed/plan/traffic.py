@@ -48,7 +48,7 @@ def traffic_of(plan: Plan) -> PlanTraffic | None:
         "quorum": plan.quorum,
         "colluders": plan.colluders,
     }
-    if plan.committee is not None:
+    if plan.committee is not None and plan.secret is not None:
         members = cohort[: plan.committee.size]
         session = LatticeSession(**named, members=members, secret=plan.secret, committee=plan.committee)
         sizes = session, depth, model
@@ -59,7 +59,7 @@ def traffic_of(plan: Plan) -> PlanTraffic | None:
             return PlanTraffic(sent, None, roster)
         case Protocol.PAIRWISE:
             delivery = Delivery.EVERYONE if isinstance(plan.mechanism, Shared) else Delivery.QUORUM
-            agreed = {"threshold": plan.threshold, "delivery": delivery, "consistency": plan.consistency}
-            return PlanTraffic(traffic.pairwise_traffic(Session(**named, **agreed), depth, model), None, roster)
+            named |= {"threshold": plan.threshold, "delivery": delivery, "consistency": plan.consistency}
+            return PlanTraffic(traffic.pairwise_traffic(Session(**named), depth, model), None, roster)
         case _:
             return None
