@@ -737,6 +737,13 @@ def test_a_rotation_that_would_pad_by_more_than_a_twentieth_is_not_chosen(dimens
     assert plan.codec.length <= max(1.05 * dimension, 2)
 
 
+def test_a_target_without_contributors_is_refused_by_its_own_rule():
+    """Compression is chosen before that: it must not fail on its own."""
+    for dropouts in (0.9, 0.808):
+        with pytest.raises(ConfigError, match="2 quorum > cohort"):
+            calibrate(replace(DEFAULT_JOB, dropouts=dropouts, compression="auto"))
+
+
 def test_compression_states_what_it_costs_by_the_noise():
     """rho = |mean|^2 / (k s^2) at an eighth of the clip's square, s the noise of a full cohort's mean."""
     target = replace(DEFAULT_JOB, compression=2048)

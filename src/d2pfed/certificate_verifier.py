@@ -321,7 +321,7 @@ def _sent_length(turn: Json, size: int) -> int:
         return 1 << (size - 1).bit_length()
     if turn[""] == "RandomPhase":
         return 2 * smooth_from((size + 1) // 2)
-    length: int = turn["length"]
+    length: int = turn.get("length", 0)
     if turn[""] != "Fold" or not (1 < length < size and length & (length - 1) == 0):
         raise Wrong(f"a vector of {size} parameters cannot be folded to {str(length)[:80]} numbers")
     return length

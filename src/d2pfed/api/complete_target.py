@@ -19,7 +19,7 @@ RECORD_PRIVACY = PrivacyTarget(
 NOISE_TO_CLIP = 2.0  # norm of a round's noise over the clip, up to which a cohort is made smaller for more rounds
 LEAST_ROUNDS, MANY_ROUNDS = 10, 100  # that are chosen
 LEAST_COHORT, LARGEST_COHORT = 20, 20_000  # that are chosen; colluders are counted in no larger ones
-# Of infimnist: 100,000 clients, each asked once; the compression was chosen by validation accuracy.
+# Of infimnist: 100,000 clients, each asked once; `auto` would fold to four times as many coordinates.
 MAIN_JOB = {"rounds": 50, "cohort_size": 1000, "spare": 5, "compression": 2048}
 FEW_CLIENTS = 1000  # below it, the default delta is no small number
 

@@ -112,7 +112,7 @@ class Fold:
     """Random signs, sums of many coordinates in each of few, then the Walsh-Hadamard transform: compression.
 
     The vector is cut into chunks of as many coordinates as there are sums. Each chunk is turned by a random distance
-    and added to the others, so that all sums have equally many terms, but for one. The last `kept` coordinates are
+    and added to the others, so that the sums have equally many terms, up to one. The last `kept` coordinates are
     added to nothing. Two coordinates of different chunks meet with a chance of 1 / sums, two of one chunk never.
 
     Flat as Hadamard's: an output is the sum of the coordinates times independent signs, over sqrt(length). It is not

@@ -24,9 +24,7 @@ from d2pfed.plan.target import AUTO, OFF, PrivacyTarget, RotationName
 SAFE_WRAP_PROBABILITY = 1e-2  # per round; a wrapped coordinate costs accuracy, never privacy
 ROUNDING_COST = 1.02  # a mechanism that rounds takes as many bits as keep its error within 2 % of not rounding
 LEAST_FOLD, MOST_TERMS = 1 << 10, 64  # coordinates, and parameters in each, that compression chooses by itself
-USUAL_MEAN = Fraction(
-    1, 8
-)  # of the clip's square: what the mean's is taken to be at most, where compression is chosen
+USUAL_MEAN = Fraction(1, 8)  # of the clip's square: what the mean's is taken to be where compression is chosen
 MOST_PADDING = 1.05  # of a Hadamard transform over the dimension, where the rotation is chosen
 _FRACTION_BITS = 8
 _FINEST_FRACTION_BITS = 12  # a table of 4,096 laws; more would not stay in the cache
@@ -45,7 +43,8 @@ def wanted_fold(target: PrivacyTarget, multiplier: float) -> int:
         divisor = float(target.batches.rate * target.records)
     shares = 1.0
     if target.mechanism is not MechanismName.SHARED:
-        shares = target.cohort_size / (target.quorum - target.cohort_colluders)
+        # At least one contributor: a target with fewer is refused once its protocol is chosen.
+        shares = target.cohort_size / max(1, target.quorum - target.cohort_colluders)
     spread = 2 * multiplier * math.sqrt(shares) / divisor  # over the clip
     least = max(LEAST_FOLD, target.dimension / MOST_TERMS, 1 / (2 * spread**2))
     return 1 << math.ceil(math.log2(least))
