@@ -5,7 +5,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-from test_malicious_server import two_quorums
 
 from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError, PeerError
@@ -18,6 +17,7 @@ from d2pfed.secagg.pairwise.messages import encode_invitation
 from d2pfed.secagg.pairwise.session import require_one_view
 from support.evil import Evil
 from support.federation import enrol, make_session
+from test_malicious_server import two_quorums
 
 POPULATION, COHORT, DEPTH = 60, 12, 6
 FIRST_DRAW = 7
