@@ -1,6 +1,7 @@
 """`scripts/bench`: speed beside peers and the machine's limits, measured in one run."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -25,6 +26,8 @@ from benchmarks.secagg import SecAggRow, bench_secagg
 from benchmarks.silos_row import SiloRow
 from benchmarks.standing import bench_standing
 from benchmarks.statistics import CLIENTS, StatisticsRow, bench_statistics
+from benchmarks.traffic import CLIENTS as CLIENTS_OF_PLANS
+from benchmarks.traffic import EPSILONS, bench_traffic
 from benchmarks.training_row import TrainingRow
 from d2pfed.cli import run
 from d2pfed.cli.options import AsJson
@@ -227,6 +230,23 @@ def ledger_command(
         print_json({"rows": [tables.as_dict(row) for row in rows]})
         return
     out().print(tables.ledger_table(rows))
+
+
+@bench.command("bytes")
+def bytes_command(
+    clients: Annotated[list[int] | None, typer.Option(help="Sizes of cohorts; several may be given.")] = None,
+    epsilon: Annotated[list[float] | None, typer.Option(help="Epsilons; several may be given.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Count what a client sends and receives.
+
+    In all, by cohort and epsilon, with compression and without, from signed plans of the default job's model.
+    """
+    rows = list(bench_traffic(tuple(clients or CLIENTS_OF_PLANS), tuple(epsilon or EPSILONS)))
+    if json:
+        print_json({"rows": [asdict(row) for row in rows]})
+        return
+    out().print(tables.traffic_table(rows))
 
 
 @bench.command("statistics")

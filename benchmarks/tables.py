@@ -15,6 +15,7 @@ from benchmarks.ledger import LedgerRow
 from benchmarks.secagg import SecAggRow
 from benchmarks.silos_row import SiloRow
 from benchmarks.statistics import StatisticsRow
+from benchmarks.traffic import TrafficRow
 from benchmarks.training_row import TrainingRow
 
 Row = (
@@ -57,6 +58,21 @@ def speed_table(rows: Sequence[SpeedRow]) -> Table:
             *(row.what, f"{row.dimension:,}", str(row.threads), f"{row.rate / 1e6:.4g}", row.peer),
             *(_number(value) for value in (peer_rate, row.ratio, row.goal)),
             *(_met(row.met), row.peer_error),
+        )
+    return table
+
+
+def traffic_table(rows: Sequence[TrafficRow]) -> Table:
+    """Return the table of what a client sends and receives."""
+    table = _table(
+        "Bytes of an ordinary client in one attempt, in all; the roster comes once, on top",
+        ("clients", "epsilon", "compression", "coordinates", "bits", "vector", "sent", "received", "float32"),
+    )
+    for row in rows:
+        sizes = (row.vector, row.sent, row.received, row.floats)
+        table.add_row(
+            *(f"{row.clients:,}", f"{row.epsilon:g}", row.compression, f"{row.coordinates:,}", str(row.bits)),
+            *("" if size is None else f"{size:,}" for size in sizes),
         )
     return table
 

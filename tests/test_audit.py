@@ -148,8 +148,9 @@ def test_bounds_of_two_gaussians_are_below_their_epsilon_and_near_it():
     assert gaussian_epsilon((999, 1000), 1000, 1e-5, 0.01) == 0  # worse than chance refutes nothing
 
 
-def test_the_audit_reaches_most_of_the_claim_and_not_more():
-    found = attacked(audited_plan(target(epsilon=8.0)), 1500)
+@pytest.mark.parametrize("compression", ["off", 2])
+def test_the_audit_reaches_most_of_the_claim_and_not_more(compression):
+    found = attacked(audited_plan(target(epsilon=8.0, compression=compression)), 1500)
     assert 0.7 * found.claimed <= found.gaussian <= found.claimed
     assert 0 < found.counted <= found.claimed
     assert not found.is_refuted
@@ -163,6 +164,7 @@ def test_the_audit_reaches_most_of_the_claim_and_not_more():
         {"mechanism": "shared"},
         {"adjacency": "zero-out"},
         {"rotation": "phase"},
+        {"compression": 4},
         {"cohort_size": 4, "dropouts": 0.25},
     ],
     ids=str,

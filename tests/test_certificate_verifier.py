@@ -31,7 +31,19 @@ from d2pfed.numerics.randomness import digest
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.plan.plan import guarantees
 from d2pfed.round import run_plan
-from support.certificates import OTHER, PUBLIC, SILO_KINDS, certified, forged, key_in, signed, statistics
+from support.certificates import (
+    KINDS,
+    OTHER,
+    PUBLIC,
+    SILO_KINDS,
+    certified,
+    forged,
+    key_in,
+    signed,
+    statistics,
+    train,
+    train_silos,
+)
 
 
 @pytest.fixture(scope="module")
@@ -327,6 +339,19 @@ CONTRADICTIONS = {
         in_plan("codec.rotation", {"": "RandomPhase", "dimension": 10**80}),
         "a model has between 1 and 2^32 parameters",
     ),
+    **{
+        f"vectors folded to {length}": (
+            "once",
+            in_plan("codec.rotation", {"": "Fold", "dimension": 1000, "length": length, "kept": 0}),
+            "cannot be folded to",
+        )
+        for length in (0, 1, 100, 1024, 10**80)
+    },
+    "vectors folded to fewer numbers than the event has": (
+        "once",
+        in_plan("codec.rotation", {"": "Fold", "dimension": 1000, "length": 2, "kept": 0}),
+        "dimension",
+    ),
     "grids of any fineness": ("once", in_plan("codec.fraction_bits", 10**11), "are not in their order"),
     "a width beyond all numbers": ("once", in_plan("mechanism.sigma.is", "1e30000000"), "was expected, got"),
 }
@@ -383,6 +408,16 @@ def test_what_takes_more_memory_than_there_is_is_not_checked():
 @pytest.mark.parametrize("name", ["once", "fixed", "ledger", *SILO_KINDS])
 def test_an_honest_certificate_that_is_signed_again_holds(certificates, name):
     assert statuses(forged(certificates[name], lambda _: None)) == 0
+
+
+def test_certificates_of_folded_vectors_hold(tmp_path):
+    for name, make, changes in (
+        ("clients", train, KINDS["once"] | {"compression": 64}),
+        ("silos", train_silos, {"compression": 4}),
+    ):
+        file = certify(make(tmp_path / name, **changes), key=key_in(tmp_path)).certificate
+        assert json.loads(file.read_text())["statement"]["mechanism"]["dimension"] == changes["compression"]
+        assert verifier.verify(file, [PUBLIC]).status == 0, name
 
 
 def test_what_has_no_arithmetic_here_is_named_and_ends_with_3(certificates):

@@ -31,13 +31,22 @@ TINY = (
 )
 
 
-def test_the_plan_of_the_papers_setting_costs_what_it_should(run):
-    status, out, _ = run(PAPER)
+@pytest.mark.parametrize(
+    ("changes", "bits", "coordinates"),
+    [
+        ("", 9, 4_096),
+        ("--compression off", 8, 51_450),
+        ("--compression off --rotation hadamard", 8, 65_536),
+    ],
+)
+def test_the_plan_of_the_papers_setting_costs_what_it_should(run, changes, bits, coordinates):
+    status, out, _ = run(f"{PAPER} {changes}")
     plan = json.loads(out)
     assert status == 0
     assert 1.152 <= plan["sigma"] <= 1.152 * 1.01
-    assert (plan["bits"], plan["modulus"], plan["vector_bytes"]) == (8, 256, 65_536)
-    assert 65_536 < plan["upload_bytes"] < 1.25 * 65_536  # keys and shares of a hundred clients on top
+    size = coordinates * bits // 8
+    assert (plan["bits"], plan["modulus"], plan["vector_bytes"]) == (bits, 2**bits, size)
+    assert size < plan["upload_bytes"] < size + 12_500  # keys and shares of a hundred clients on top
     assert plan["wrap_probability"] <= 1e-2
     assert 1 <= plan["relative_error"] < 1.01
     assert plan["noise_multiplier"] == pytest.approx(plan["sigma"] / 2, rel=1e-3)
@@ -88,7 +97,7 @@ def test_the_accountants_give_the_known_numbers(run, line, epsilon):
         ("plan --epsilon nan", "epsilon must be positive and finite, got nan"),
         ("plan --epsilon x", "'--epsilon'"),
         ("plan --cohort-size 200 --population 100", "cohort_size must be at most the population 100, got 200"),
-        ("plan --bits 4", "bits must be at least 10"),
+        ("plan --bits 4", "bits must be at least 11"),
         ("plan --dropouts 0.9", "what would do: at most"),
         ("plan --mechanism shared --colluders 0.1", "colluders must be 0 with the mechanism shared"),
         ("plan --against nobody", "against must be released, server"),

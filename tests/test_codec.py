@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from scipy.linalg import hadamard
 
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import (
@@ -20,13 +21,17 @@ from d2pfed.noise.codec import (
     stochastic_round,
 )
 from d2pfed.numerics.randomness import Entropy, Stream, digest
-from d2pfed.numerics.rotation import Hadamard, RandomPhase, seeded_bits
+from d2pfed.numerics.rotation import Fold, Hadamard, RandomPhase, seeded_bits
 
 SEED = bytes(range(32))
 
 
 def codec(dimension: int = 100, **changes) -> Codec:
     return Codec(**({"rotation": Hadamard(dimension), "clip": 1.0, "granularity": 0.05} | changes))
+
+
+def _folded(dimension: int) -> Fold:
+    return Fold(dimension, dimension // 4)
 
 
 def exact_square(values) -> int:
@@ -55,9 +60,9 @@ def test_no_vector_exceeds_the_bound(update):
 
 
 @pytest.mark.parametrize("scale", [1e-45, 1e-30, 1e-3, 0.999999, 1.0, 1.0000001, 10.0, 1e30, 1e300])
-@pytest.mark.parametrize("rotation", [Hadamard, RandomPhase])
+@pytest.mark.parametrize("rotation", [Hadamard, RandomPhase, _folded])
 def test_a_hundred_thousand_nasty_vectors_stay_within_the_bound(scale, rotation):
-    """18 cells of 5,600 vectors: dense, one-hot, constant and alternating, at norms from nothing to the largest."""
+    """27 cells of 5,600 vectors: dense, one-hot, constant and alternating, at norms from nothing to the largest."""
     distribution = codec(16, rotation=rotation(16))
     stream = Entropy.replay(f"{scale}{rotation.__name__}".encode()).stream()
     dense = stream.below_each(2_000_001, 1_400 * 16).reshape(-1, 16) / 1e6 - 1
@@ -66,6 +71,27 @@ def test_a_hundred_thousand_nasty_vectors_stay_within_the_bound(scale, rotation)
         norms = np.linalg.norm(shape, axis=1, keepdims=True)
         for update in shape / np.where(norms > 0, norms, 1) * scale:
             assert exact_square(distribution.prepare(update, SEED).values.tolist()) <= distribution.grid_radius**2
+
+
+def test_a_fold_cannot_lengthen_a_vector_beyond_the_bound():
+    """The twin that clips before the fold alone would send a vector that is longer by the root of the terms."""
+    folding = codec(rotation=Fold(4096, 64))
+    update = folding.rotation.inverse(np.eye(1, 64, dtype=np.float32)[0], SEED)  # the direction that folds add up
+    update /= np.linalg.norm(update)
+    clipped_before = folding.rotation.forward(update, SEED)
+    assert np.linalg.norm(clipped_before) == pytest.approx(8, rel=1e-5)
+    sent = folding.prepare(update, SEED).values
+    assert 0.9 * folding.grid_radius < math.sqrt(exact_square(sent)) <= folding.grid_radius
+
+
+def test_rows_that_a_fold_lengthens_stay_within_the_bound():
+    """Each row is one sum's direction: 128 equal coordinates of just above half a unit, which rounding doubles."""
+    coarse = codec(rotation=Fold(4096, 128), granularity=0.11, fraction_bits=0)
+    rows = np.stack([coarse.rotation.inverse(row, SEED) for row in hadamard(128)[:9]])
+    totals = np.zeros((len(rows), 128), np.int64)
+    coarse.add_prepared(totals, np.arange(len(rows)), rows, SEED)
+    assert all(exact_square(total) <= coarse.grid_radius**2 for total in totals)
+    assert np.array_equal(totals, [coarse.prepare(row, SEED).values for row in rows])
 
 
 def test_the_check_of_the_bound_rejects_a_vector_that_is_one_unit_too_long():
@@ -286,7 +312,7 @@ def test_the_kernel_adds_rows_as_they_are_prepared_alone(dithered):
     totals, left = np.zeros((200, codec.length), np.int64), np.ones(200, np.bool_)
     scales = (codec._grid_per_unit, codec._reach(dithered), codec.grid_radius, codec.grid_radius)
     signs, drawn = seeded_bits(SEED, codec.rotation.dimension), dithers if dithered else dithers[:0]
-    _add_rows(rows, np.arange(200), signs, scales, drawn, totals, left)
+    _add_rows(rows, np.arange(200), signs, np.empty(0, np.int64), 0, scales, drawn, totals, left)
     assert left.sum() <= 2
     for row in np.flatnonzero(~left):
         alone = codec.prepare(rows[row], SEED, Stream(digest(int(row))) if dithered else None)

@@ -494,6 +494,24 @@ def test_a_target_may_leave_out_what_fit_fills_in_and_nothing_else():
             replace(target, **wrong)
 
 
+@pytest.mark.parametrize(
+    ("asked", "dimension", "compression"),
+    [
+        (DEFAULT_TARGET, 19_354, 2048),
+        ({}, 19_354, 2048),
+        ({"compression": 1024}, 19_354, 1024),
+        ({"compression": "off"}, 19_354, "off"),
+        (DEFAULT_TARGET, 4095, "auto"),
+    ],
+)
+def test_the_main_job_states_its_compression(asked, dimension, compression):
+    clients = {"population": 100_000, "rounds": None, "cohort_size": None}
+    main = scope_of(asked, dimension=dimension, is_main_job=True, **clients)
+    assert main.target.compression == compression
+    other = scope_of(asked, dimension=dimension, **clients).target.compression
+    assert other == (compression if asked and not isinstance(asked, d2pfed.PrivacyTarget) else "auto")
+
+
 def test_the_default_target_holds_against_colluders_and_dropouts():
     scope = scope_of(DEFAULT_TARGET, dimension=100, population=2000, rounds=None, cohort_size=None)
     target = scope.target

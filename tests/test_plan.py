@@ -18,7 +18,7 @@ from d2pfed.noise.sampler import MAX_TABLE_SIGMA
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import Ring
-from d2pfed.numerics.rotation import Hadamard, RandomPhase
+from d2pfed.numerics.rotation import Fold, Hadamard, RandomPhase
 from d2pfed.plan import (
     VERIFIED_DRAWS,
     MechanismName,
@@ -114,6 +114,7 @@ targets = st.builds(
     spare=st.sampled_from([None, 0, 5]),
     clip=st.floats(1e-3, 1e3),
     rotation=st.sampled_from(RotationName),
+    compression=st.sampled_from(["off", "auto"]),
 )
 
 
@@ -674,6 +675,106 @@ def test_reasons_name_what_they_rest_on():
         assert part in summary.why_noise
     assert f"{summary.bits} bits" in summary.why_bits
     assert "missing" not in describe(SMALL, planned(SMALL)).why_noise
+
+
+DEFAULT_JOB = PrivacyTarget(
+    dimension=19_354,
+    population=100_000,
+    cohort_size=1000,
+    rounds=50,
+    spare=5,
+    delta=1e-5,
+    against="server",
+    sampling="once",
+    dropouts=0.1,
+    colluders=0.1,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "length"),
+    [
+        ({}, 8192),
+        ({"dimension": 16_383}, None),  # above half of the parameters
+        ({"dimension": 16_384}, 8192),
+        ({"dimension": 64 * 8192}, 8192),
+        ({"dimension": 64 * 8192 + 1}, 16_384),
+        ({"epsilon": 0.1}, 1024),
+        ({"epsilon": 8.0}, None),
+        ({"compression": 2048}, 2048),
+        ({"compression": "off"}, None),
+        ({"clip": 7.0}, 8192),  # the rule is in units of the clip
+    ],
+    ids=str,
+)
+def test_compression_is_the_least_that_costs_little(changes, length):
+    target = replace(DEFAULT_JOB, **{"compression": "auto"} | changes)
+    plan = planned(target)
+    summary = describe(target, plan)
+    assert summary.compression == length
+    assert plan.codec.rotation == (
+        Hadamard(target.dimension) if length is None else Fold(target.dimension, length)
+    )
+    assert summary.upload_bytes == plan.ring.packed_bytes(plan.codec.length)
+    assert (f"folded to {length or 0:,} coordinates" in summary.why_compression) == (length is not None)
+    assert keeps_its_guarantee(plan)
+
+
+@pytest.mark.parametrize(
+    ("dimension", "rotation"),
+    [
+        (1024, Hadamard),
+        (976, Hadamard),
+        (975, RandomPhase),
+        (1025, RandomPhase),
+        (600, RandomPhase),
+        (1, Hadamard),
+    ],
+)
+def test_a_rotation_that_would_pad_by_more_than_a_twentieth_is_not_chosen(dimension, rotation):
+    plan = planned(replace(SMALL, dimension=dimension, rotation="auto"))
+    assert plan.codec.rotation == rotation(dimension)
+    assert plan.codec.length <= max(1.05 * dimension, 2)
+
+
+def test_a_target_without_contributors_is_refused_by_its_own_rule():
+    """Compression is chosen before that: it must not fail on its own."""
+    for dropouts in (0.9, 0.808):
+        with pytest.raises(ConfigError, match="2 quorum > cohort"):
+            calibrate(replace(DEFAULT_JOB, dropouts=dropouts, compression="auto"))
+
+
+def test_compression_states_what_it_costs_by_the_noise():
+    """rho = |mean|^2 / (k s^2) at an eighth of the clip's square, s the noise of a full cohort's mean."""
+    target = replace(DEFAULT_JOB, compression=2048)
+    plan = planned(target)
+    spread = math.sqrt(plan.noise(1000).sum_variance) * plan.codec.granularity / 1000
+    cost = 100 * (math.sqrt(1 + 1 / (8 * 2048 * spread**2)) - 1)
+    assert f"at most what {cost:.2g} % more noise" in describe(target, plan).why_compression
+
+
+def test_a_folded_plan_has_the_noise_of_the_whole_one():
+    folded, whole = (planned(replace(DEFAULT_JOB, compression=wish)) for wish in (2048, "off"))
+    assert folded.sigma == pytest.approx(whole.sigma, rel=1e-3)
+    assert (folded.dimension, folded.codec.length, whole.codec.length) == (19_354, 2048, 32_768)
+    assert canonical.decode(canonical.encode(folded), TYPES) == folded
+
+
+@pytest.mark.parametrize("compression", [1, 3, 0, -2, 128, 2**40, "fast", "1e3", 64.0, True])
+def test_compressions_that_are_none_are_refused(compression):
+    with pytest.raises(ConfigError, match="compression must be"):
+        replace(SMALL, compression=compression)
+
+
+def test_single_numbers_keep_coordinates_outside_of_the_fold():
+    long = replace(SMALL, dimension=300, compression=64)
+    for plan in (calibrate(replace(long, clip="auto")), calibrate(long, max_weight=10.0)):
+        assert plan.codec.rotation == Fold(301, 64, 1)
+        assert plan.dimension == 300
+        with pytest.raises(ConfigError, match="must keep the bit or the weight apart"):
+            replace(plan, codec=replace(plan.codec, rotation=Fold(301, 64)))
+    with pytest.raises(ConfigError, match="got 1 kept"):
+        replace(planned(long), codec=replace(planned(long).codec, rotation=Fold(300, 64, 1)))
 
 
 def test_a_hopeless_target_is_warned_of_with_a_cohort_that_would_help():

@@ -63,6 +63,14 @@ def nothing(*_inputs, **_named):
     """Stand for a check that is not made."""
 
 
+def test_a_fold_does_not_hide_the_size_of_the_model():
+    """A client trains and folds all parameters, however few numbers it sends."""
+    plan = planned(replace(TARGET, compression=16))
+    Policy(most_dimension=100).check(plan, ENROLLED)
+    with pytest.raises(ConfigError, match="dimension"):
+        Policy(most_dimension=99).check(plan, ENROLLED)
+
+
 def test_the_defaults_take_a_plan_for_strangers():
     Policy().check(planned(TARGET), ENROLLED)
 

@@ -17,7 +17,7 @@ from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import Centered
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.numerics.rotation import Hadamard, RandomPhase
+from d2pfed.numerics.rotation import Fold, Hadamard, RandomPhase
 from d2pfed.plan import PrivacyTarget, calibrate, decode_plan, describe, record_terms
 from d2pfed.round import Attempt, Batch, Batches, Participant, aggregate, rotation_seed, run_plan, session_of
 from d2pfed.round.participant import toss
@@ -63,7 +63,9 @@ SEED = ROOT.child("rotation").key
 # What one record adds.
 
 
-@pytest.mark.parametrize("rotation", [Hadamard(DIMENSION), RandomPhase(DIMENSION), Hadamard(64)])
+@pytest.mark.parametrize(
+    "rotation", [Hadamard(DIMENSION), RandomPhase(DIMENSION), Hadamard(64), Fold(DIMENSION, 8)]
+)
 @pytest.mark.parametrize("dither", [None, ROOT.child("dither")])
 @pytest.mark.parametrize("scale", [1e-6, 0.05, 1.0, 1e25, 1e-30])
 def test_a_sum_is_that_of_the_rows_prepared_one_by_one(rotation, dither, scale):
@@ -492,20 +494,18 @@ def ledger(tmp_path, small_plan):
         yield opened
 
 
-def test_both_fidelities_give_the_same_sum(small_plan, ledger, tmp_path):
-    params = network().initial()
-    found = [
-        aggregate(
-            small_plan, Attempt("run", 0, 0), params, federation(small_plan, Fidelity.SUM, ledger), ledger
-        ).mean
-    ]
-    charged = run_plan(small_plan)
-    with Ledger.create(tmp_path / "other.db", charged.budget) as other:
-        other.begin("run", "owner", charged)
-        own = federation(small_plan, Fidelity.PROTOCOL, other)
-        found.append(aggregate(small_plan, Attempt("run", 0, 0), params, own, other).mean)
+@pytest.mark.parametrize("compression", ["off", 8])
+def test_both_fidelities_give_the_same_sum(compression, tmp_path):
+    plan = calibrate(target(dimension=network().dimension, records=126, compression=compression))
+    charged, found = run_plan(plan), []
+    for fidelity in Fidelity:
+        with Ledger.create(tmp_path / f"{fidelity}.db", charged.budget) as book:
+            book.begin("run", "owner", charged)
+            own = federation(plan, fidelity, book)
+            found.append(aggregate(plan, Attempt("run", 0, 0), network().initial(), own, book).mean)
+            assert book.charged("run") == 1
     assert np.array_equal(*found)
-    assert ledger.charged("run") == 1
+    assert len(found[0]) == plan.dimension == network().dimension
 
 
 # Coins of whole attempts, against the rate that the ledger was charged.

@@ -8,13 +8,16 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import ndtri
 
 from d2pfed.accounting import CLIENT, Adjacency, Sampling, colluding, round_up
 from d2pfed.errors import ConfigError
-from d2pfed.plan import MechanismName
+from d2pfed.numerics.randomness import Stream, digest
+from d2pfed.plan import MechanismName, PrivacyTarget, calibrate, describe
 from d2pfed.runs import End, ExchangeRecord
 from d2pfed.runs.report import RunReport, guarantee_text, meaning, render, write_report
 from d2pfed.runs.report.content import in_bytes, table
@@ -199,6 +202,7 @@ def test_facts_settings_reasons_and_verification_are_on_the_page():
         f"{reasons.upload_bytes:,} bytes",
         reasons.why_noise.replace("`", ""),
         reasons.why_bits,
+        reasons.why_compression,
         "d2pfed ledger verify ledger.sqlite",
         given.plan.digest.hex(),
         given.data,
@@ -285,6 +289,44 @@ def test_a_long_run_has_a_page_of_bounded_size(tmp_path, rounds):
     page = Page.read(html)
     assert f"50 of {rounds}" in page.text
     assert (page.cells[0], page.cells[7 * 49]) == ("1", f"{rounds:,}")
+
+
+def test_a_fold_is_reported_with_what_it_cost_by_round():
+    given = report(3)
+    target = PrivacyTarget(dimension=40, population=1000, cohort_size=20, rounds=3, epsilon=2.0, compression=16)
+    plan = calibrate(target)
+    given = replace(given, plan=plan, plan_summary=describe(target, plan))
+    noise = given.noise_in(given.rounds[0])
+    norms = [noise * math.sqrt(1 + rho) for rho in (2.0, 0.5, -0.1)]
+    rounds = [replace(record, update_norm=norm) for record, norm in zip(given.rounds, norms, strict=True)]
+    given = replace(given, rounds=tuple(rounds))
+    assert [given.rho_in(record) for record in rounds] == pytest.approx([2.0, 0.5, 0.0])
+    loud = replace(given.rounds[0], update_norm=math.sqrt(1.5) * noise)
+    assert given.signal_in(loud) == pytest.approx(math.sqrt(0.5 * 16 / 40) * noise)  # its terms are no signal
+    page = Page.read(render(given, []))
+    assert "rho" in page.text
+    assert "% more noise would have" in page.text
+    for rho in map(given.rho_in, given.rounds):
+        assert f"{rho:.3g}" in page.cells
+
+
+def test_the_estimate_of_rho_is_that_of_the_encoded_mean():
+    """Sent through codec and noise, a mean of known length has the rho of its formula up to chance."""
+    plan = calibrate(
+        PrivacyTarget(dimension=4000, population=1000, cohort_size=20, rounds=3, epsilon=9.0, compression=512)
+    )
+    update = np.sin(np.arange(4000)).astype(np.float32)
+    update *= 0.9 / np.linalg.norm(update)
+    deviation = math.sqrt(plan.noise(20).sum_variance)
+    found = []
+    for number in range(20):
+        centers = plan.codec.prepare(update, digest(number))
+        sent = 20 * centers.values / (1 << centers.fraction_bits)
+        noise = deviation * ndtri((Stream(digest(number)).words(512) + 0.5) / 2.0**64)
+        mean = plan.codec.decode(np.rint(sent + noise).astype(np.int64), digest(number), 20)
+        found.append((np.linalg.norm(mean) / (deviation * plan.codec.granularity / 20)) ** 2 / 4000 - 1)
+    spread = deviation * plan.codec.granularity / 20
+    assert np.mean(found) == pytest.approx(0.81 / (512 * spread**2), rel=0.1, abs=2 * math.sqrt(2 / 512 / 20))
 
 
 def test_noise_in_a_round_shrinks_with_the_clients_that_are_missing():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import Entropy, digest
-from d2pfed.numerics.rotation import Hadamard, RandomPhase
+from d2pfed.numerics.rotation import Fold, Hadamard, RandomPhase
 
 SEED = digest("rotation seed")
 KINDS = (Hadamard, RandomPhase)
@@ -195,6 +195,90 @@ def test_padding_is_to_a_power_of_two_or_by_a_few_per_cent():
     assert [RandomPhase(d).padded for d in (1, 2, 3)] == [2, 2, 4]
     for dimension in (51_370, 996_298, 2**24):
         assert dimension <= RandomPhase(dimension).padded <= 1.02 * dimension
+
+
+FOLDS = [
+    Fold(100, 16),
+    Fold(101, 16, 1),
+    Fold(1000, 64, 3),
+    Fold(33, 32),
+    Fold(65, 2),
+    Fold(3000, 1024),
+    Fold(96, 32),
+]
+
+
+@pytest.mark.parametrize("fold", FOLDS)
+def test_a_fold_adds_up_chunks_and_keeps_what_it_is_told_to(fold):
+    """Rotated back, each coordinate is in one sum with a sign; sums have equally many terms, but for one."""
+    back = scipy.linalg.hadamard(fold.length) @ matrix(fold) / fold.length**0.5
+    assert np.allclose(np.sort(np.abs(back), axis=0)[:-1], 0, atol=1e-5)
+    assert np.allclose(np.abs(back).max(axis=0), 1, atol=1e-5)
+    counts, sums = np.rint(np.abs(back).sum(axis=1)), fold.length - fold.kept
+    assert set(counts[:sums]) <= {fold.terms, fold.terms - 1}
+    assert np.allclose(np.abs(back[sums:, fold.dimension - fold.kept :]), np.eye(fold.kept), atol=1e-5)
+    assert np.all(counts[sums:] == 1)
+
+
+@pytest.mark.parametrize("fold", FOLDS)
+def test_the_inverse_of_a_fold_is_its_transpose(fold):
+    values = some_vector(fold.length)
+    assert np.allclose(fold.inverse(values, SEED), matrix(fold).T @ values, atol=1e-5)
+    assert fold.inverse(values.astype(np.float64), SEED).dtype == np.float64
+
+
+@pytest.mark.parametrize("fold", FOLDS)
+def test_a_lifted_vector_is_the_shortest_that_folds_to_the_values(fold):
+    values = some_vector(fold.length).astype(np.float64)
+    lifted = fold.lift(values, SEED)
+    assert np.allclose(fold.forward(lifted, SEED), values, atol=1e-5)
+    assert np.allclose(lifted, np.linalg.pinv(matrix(fold).astype(np.float64)) @ values, atol=1e-5)
+
+
+def test_a_folded_vector_is_right_on_average_with_the_error_of_theory():
+    fold, vector = Fold(1000, 64), some_vector(1000)
+    found = np.stack([fold.inverse(fold.forward(vector, digest(n)), digest(n)) for n in range(600)])
+    square = float(vector @ vector)
+    assert np.mean(np.sum((found - vector) ** 2, axis=1)) == pytest.approx((1000 / 64 - 1) * square, rel=0.05)
+    assert np.sum((found.mean(axis=0) - vector) ** 2) < 2 * (1000 / 64) * square / 600
+
+
+def test_a_fold_keeps_lengths_up_to_one_over_the_root_of_its_own():
+    """Also of vectors with as many equal coordinates as chunks, one in the same place of each."""
+    fold = Fold(64 * 64, 64)
+    for vector in (some_vector(fold.dimension), np.tile(np.eye(1, 64, dtype=np.float32)[0], 64)):
+        squares = [np.sum(fold.forward(vector, digest(n)) ** 2) / np.sum(vector**2) for n in range(400)]
+        assert np.mean(squares) == pytest.approx(1, abs=0.04)
+        assert np.std(squares) < 1.2 * (2 / 64) ** 0.5
+
+
+def test_a_fold_is_flat_and_another_with_another_seed():
+    fold = Fold(5137, 256, 1)
+    for vector in spikes(5137):
+        assert largest_coordinate(fold.forward, vector) <= flatness_bound(fold.length, 20, 1e-6)
+        assert not np.allclose(fold.forward(vector, SEED), fold.forward(vector, digest("another")), atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((100, 100), "power of two"),
+        ((100, 128), "99"),
+        ((100, 1), "power of two"),
+        ((100, 16, 16), "15"),
+        ((0, 2), "0"),
+    ],
+)
+def test_folds_that_are_none_are_refused(sizes, message):
+    with pytest.raises(ConfigError, match=message):
+        Fold(*sizes)
+
+
+def test_a_fold_of_another_length_is_refused():
+    with pytest.raises(ConfigError, match="100"):
+        Fold(100, 16).forward(np.zeros(99, np.float32), SEED)
+    with pytest.raises(ConfigError, match="16"):
+        Fold(100, 16).inverse(np.zeros(17, np.float32), SEED)
 
 
 @pytest.mark.parametrize("kind", KINDS)

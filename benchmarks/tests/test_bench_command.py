@@ -219,3 +219,17 @@ def test_networks_of_the_benchmark_take_their_inputs():
 
     for build, draw in NETWORKS.values():
         assert build()(draw(2)).shape == (2, CLASSES)
+
+
+def test_bytes_are_those_of_the_plans(monkeypatch, capsys):
+    status, out, _ = bench(monkeypatch, capsys, "bytes", "--clients", "100", "--epsilon", "1", "--json")
+    assert status == 0
+    off, auto, stated = json.loads(out)["rows"]
+    assert (auto["coordinates"], stated["coordinates"]) == (1024, 2048)
+    for row in (off, auto, stated):
+        assert row["vector"] == row["coordinates"] * row["bits"] // 8
+        assert row["vector"] < row["sent"]
+        assert row["floats"] < row["received"]
+    assert auto["sent"] < stated["sent"] < off["sent"]
+    status, out, _ = bench(monkeypatch, capsys, "bytes", "--clients", "100", "--epsilon", "1")
+    assert f"{auto['sent']:,}" in out

@@ -8,15 +8,19 @@ from typing import Any
 
 from d2pfed.accounting import SERVER, Adjacency, CohortSampling, Sampling, Unit
 from d2pfed.errors import ConfigError, closest
-from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget
+from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget, RotationName
 from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, MOST_COHORT, MOST_ROUNDS, check_range
 from d2pfed.plan.calibrate import ideal_multiplier
+from d2pfed.plan.target import AUTO
 
-RECORD_PRIVACY = PrivacyTarget(unit=Unit.RECORD, epsilon=1.0, against=SERVER, colluders=0.1)
+RECORD_PRIVACY = PrivacyTarget(
+    unit=Unit.RECORD, against=SERVER, colluders=0.1, rotation=RotationName.AUTO, compression=AUTO
+)
 NOISE_TO_CLIP = 2.0  # norm of a round's noise over the clip, up to which a cohort is made smaller for more rounds
 LEAST_ROUNDS, MANY_ROUNDS = 10, 100  # that are chosen
 LEAST_COHORT, LARGEST_COHORT = 20, 20_000  # that are chosen; colluders are counted in no larger ones
-MAIN_JOB = {"rounds": 50, "cohort_size": 1000, "spare": 5}  # of infimnist: 100,000 clients, each asked once
+# Of infimnist: 100,000 clients, each asked once; `auto` would fold to four times as many coordinates.
+MAIN_JOB = {"rounds": 50, "cohort_size": 1000, "spare": 5, "compression": 2048}
 FEW_CLIENTS = 1000  # below it, the default delta is no small number
 
 
@@ -74,7 +78,12 @@ def scope_of(
         )
     if is_main_job and rounds is None and cohort_size is None:
         rounds, cohort_size = MAIN_JOB["rounds"], MAIN_JOB["cohort_size"]
-        asked = replace(asked, spare=MAIN_JOB["spare"] if asked.spare is None else asked.spare)
+        is_tuned = asked.compression == AUTO and 2 * MAIN_JOB["compression"] <= dimension
+        asked = replace(
+            asked,
+            spare=MAIN_JOB["spare"] if asked.spare is None else asked.spare,
+            compression=MAIN_JOB["compression"] if is_tuned else asked.compression,
+        )
     notes = []
     if asked.unit is Unit.RECORD:
         asked, cohort_size = with_records(asked, rounds, count_units), population

@@ -255,11 +255,18 @@ def _watched(job: Job, run: Run, watch: Watcher, notes: Sequence[str], options: 
     """Print what a person should know beforehand, and yield the listener of rounds: a bar and the user's callbacks."""
     callbacks: tuple[Callback, ...] = tuple(options.callbacks)  # type: ignore[arg-type]
     watch.total, plan, target = job.settings.rounds, job.plan, job.settings.target
-    said = [job.settings.data, *notes]
+    said, sent = [job.settings.data, *notes], 0  # bytes of a client in a round, keys and shares included
     if plan is not None and target is not None:
         found = describe(target, plan)
+        sent = sent if found.traffic is None else found.traffic.client.sent
         warnings = (*found.warnings, *filter(None, [default_refusal(target, plan)]))
-        said += [found.why_signal, *(f"Warning: {each}" for each in warnings), *record_terms(plan)]
+        said += [
+            found.why_signal,
+            found.why_compression,
+            found.why_bytes,
+            *(f"Warning: {each}" for each in warnings),
+            *record_terms(plan),
+        ]
     for text in said:
         watch.say(text)
 
@@ -267,7 +274,7 @@ def _watched(job: Job, run: Run, watch: Watcher, notes: Sequence[str], options: 
         shown = [f"{name} {value:.4g}" for name, value in record.metrics.items()]
         if plan is not None:
             shown.append(f"{record.charged} of {plan.max_attempts} attempts")
-        shown.append(f"{record.upload_bytes / 1e3:.1f} kB per client per round")
+        shown.append(f"{(sent or record.upload_bytes) / 1e3:.1f} kB per client per round")
         watch.show(record.round, "  ".join(shown))
         answers = [callback(record, lambda: job.model.load(run.last_model())) for callback in callbacks]
         return not watch.caught and all(answer is not False for answer in answers)

@@ -56,7 +56,10 @@ app = application("Attack what is claimed: a lower bound on epsilon beside the c
 
 TARGET = FieldOptions(
     kind=PrivacyTarget,
-    only=("epsilon", "delta", "cohort_size", "mechanism", "adjacency", "dropouts", "clip", "rotation", "bits"),
+    only=(
+        *("epsilon", "delta", "cohort_size", "mechanism", "adjacency", "dropouts", "clip"),
+        *("rotation", "compression", "bits"),
+    ),
     defaults={"epsilon": 4.0, "delta": 1e-5, "cohort_size": 4},
 )
 RunDirectory = Annotated[Path, typer.Argument(help="The run's directory, such as runs/NAME.")]

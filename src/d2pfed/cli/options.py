@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 TRAIN_PACKAGES = ("torch", "sklearn", "safetensors", "matplotlib", "jinja2", "mlxtend")  # of the extra `train`
 # The fields of a privacy target in which the commands' default differs from the class's own.
 TARGET_DEFAULTS = {
-    name: getattr(DEFAULT_TARGET, name) for name in ("against", "sampling", "dropouts", "colluders")
+    name: getattr(DEFAULT_TARGET, name)
+    for name in ("against", "sampling", "dropouts", "colluders", "rotation", "compression")
 }
 SECTIONS = ("Privacy", "Training", "Data", "Run")  # in the order of the help
 

@@ -16,7 +16,7 @@ from d2pfed.accounting import (
     epsilon_of,
     round_up,
 )
-from d2pfed.api.complete_target import split_population
+from d2pfed.api.complete_target import MAIN_JOB, split_population
 from d2pfed.cli.options import (
     TARGET_DEFAULTS,
     AsJson,
@@ -69,6 +69,11 @@ def plan(wanted: dict[str, Any], *, json: AsJson = False) -> None:
         if wanted["sampling"] == TARGET_DEFAULTS["sampling"]:
             wanted["sampling"] = Sampling.NONE
     missing = [name for name in ("cohort_size", "rounds") if wanted[name] is None]
+    is_default_job = len(missing) == 2 and all(
+        wanted[name] == DEFAULT_JOB[name] for name in ("population", "dimension")
+    )
+    if is_default_job and wanted["compression"] == TARGET_DEFAULTS["compression"]:
+        wanted["compression"] = MAIN_JOB["compression"]
     own = wanted["population"] != DEFAULT_JOB["population"] and len(missing) == 2
     if own and wanted["sampling"] == Sampling.ONCE:  # chosen as in `train`
         target = PrivacyTarget(**wanted)
@@ -120,7 +125,14 @@ def _print(summary: PlanSummary, plan: Plan) -> None:
         table.add_row(name, value)
     out().print(headline(summary.guarantees, summary.against))
     out().print(table)
-    for reason in (summary.why_noise, summary.why_bits, summary.why_protocol, summary.why_colluders):
+    for reason in (
+        summary.why_noise,
+        summary.why_bits,
+        summary.why_compression,
+        summary.why_bytes,
+        summary.why_protocol,
+        summary.why_colluders,
+    ):
         out().print(reason)
     out().print(epsilons(summary.guarantees))
 

@@ -191,10 +191,9 @@ def _print(result: "FitResult") -> None:
     if summary.end.value == "stopped":
         console.print(f"Stopped by its declared rule: {summary.stopped}.")
     bits = "" if summary.bits is None else f" ({summary.bits} bits per coordinate)"
-    console.print(
-        f"Each client sent {summary.upload_bytes:,} bytes per round for {summary.dimension:,} parameters{bits}."
-    )
+    console.print(f"A vector has {summary.upload_bytes:,} bytes for {summary.dimension:,} parameters{bits}.")
     if plan is not None:
+        console.print(plan.why_bytes)
         console.print(
             f"{summary.charged:,} of {summary.max_attempts:,} attempts are charged. The epsilons are those of all of "
             "them, however the run ends."

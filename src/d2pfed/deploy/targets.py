@@ -16,7 +16,14 @@ from d2pfed.secagg.trust import Consistency
 DIRECTORY_SETTING = "d2pfed-directory"  # in the app's configuration: the server's directory
 ROUNDS_SETTING = "num-server-rounds"  # as Flower's own templates call it
 
-DEFAULTS: Mapping[str, object] = {"against": SERVER, "delta": 1e-5, "dropouts": 0.2, "colluders": 0.1}
+DEFAULTS: Mapping[str, object] = {
+    "against": SERVER,
+    "delta": 1e-5,
+    "dropouts": 0.2,
+    "colluders": 0.1,
+    "rotation": "auto",
+    "compression": "auto",
+}
 
 
 def read_server_directory(run_config: Mapping[str, object]) -> tuple[Path, SignedRoster | None, Path | None]:

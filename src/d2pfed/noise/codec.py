@@ -12,7 +12,7 @@ from d2pfed.errors import ConfigError, shown
 from d2pfed.numerics.compiled import compiled
 from d2pfed.numerics.randomness import Stream
 from d2pfed.numerics.ring import IntVector
-from d2pfed.numerics.rotation import Hadamard, Rotation, flip, rotate_flipped, seeded_bits
+from d2pfed.numerics.rotation import Fold, Hadamard, Rotation, flip, fold, rotate_flipped, seeded_bits
 
 FloatVector = NDArray[np.float32]
 Dither = NDArray[np.uint16]
@@ -100,9 +100,9 @@ class Codec:
     def prepare(self, update: NDArray[np.floating], seed: bytes, dither: Stream | None = None) -> Centers:
         """Clip, rotate and round an update to the grid; refuse what is not a finite vector of the right length.
 
-        Rounding can lift the norm a little above the bound, so the vector shrinks until its integers obey it. Rounding
-        to the nearest would swallow a vector that is far shorter than the clip; with a stream to dither from it goes up
-        or down by chance, right on average.
+        Folding and rounding can lift the norm above the bound, so the vector shrinks until its integers obey it.
+        Rounding to the nearest would swallow a vector that is far shorter than the clip; with a stream to dither from
+        it goes up or down by chance, right on average.
         """
         return self._prepared(update, seed, None if dither is None else self.dither(dither))
 
@@ -118,9 +118,12 @@ class Codec:
         dithers = np.empty(0, np.uint16) if dither is None else dither
         offsets = (dithers + np.float32(0.5)) * np.float32(2**-16)
         vector, scale = moderate(update)
-        norm = math.sqrt(_square(vector)) * scale
-        factor = min(self._grid_per_unit, self._reach(dither is not None) / norm if norm > 0 else 0.0) * scale
         rotated, radius = self.rotation.forward(vector, seed), self.grid_radius
+        square = _square(vector)
+        if isinstance(self.rotation, Fold):  # the one rotation that lengthens
+            square = max(square, _square(rotated))
+        norm = math.sqrt(square) * scale
+        factor = min(self._grid_per_unit, self._reach(dither is not None) / norm if norm > 0 else 0.0) * scale
         values, most = np.empty(len(rotated), np.int32), min(self._limit, radius)
         while True:  # shrink until the exact norm is within the radius
             high, low = _round(rotated, factor, most, offsets, values)
@@ -156,12 +159,18 @@ class Codec:
         if dithers is not None and dithers.shape != totals.shape:
             raise ConfigError(f"dithers must have the shape {totals.shape}, got {dithers.shape}")
         left = np.ones(len(updates), np.bool_)
-        if isinstance(self.rotation, Hadamard):
-            reach = self._reach(dithers is not None)
+        if isinstance(self.rotation, Hadamard | Fold):
+            reach, shifts, kept = self._reach(dithers is not None), np.empty(0, np.int64), 0
+            if isinstance(self.rotation, Fold):
+                (shifts, signs), kept = self.rotation.seeded(seed), self.rotation.kept
+            else:
+                signs = seeded_bits(seed, self.rotation.dimension)
             _add_rows(
                 updates,
                 owners,
-                seeded_bits(seed, self.rotation.dimension),
+                signs,
+                shifts,
+                kept,
                 (self._grid_per_unit, reach, min(self._limit, self.grid_radius), self.grid_radius),
                 np.zeros((0, 0), np.uint16) if dithers is None else dithers,
                 totals,
@@ -280,6 +289,8 @@ def _add_rows(  # noqa: PLR0917 - compiled code takes no keywords
     rows: NDArray[np.float32],
     owners: IntVector,
     signs: NDArray[np.uint8],
+    shifts: NDArray[np.int64],  # of a fold's chunks; none: the rotation is Hadamard's
+    kept: int,
     scales: tuple[float, float, float, int],
     dithers: NDArray[np.uint16],
     totals: NDArray[np.int64],
@@ -291,7 +302,7 @@ def _add_rows(  # noqa: PLR0917 - compiled code takes no keywords
     rotated, values = np.empty(length, np.float32), np.empty(length, np.int32)
     offsets = np.empty(length if len(dithers) else 0, np.float32)
     most = np.int64(radius) * np.int64(radius)
-    signed = np.ones(rows.shape[1], np.float32)
+    signed = np.ones(0 if len(shifts) else rows.shape[1], np.float32)
     flip(signed, signs, np.float32(length**-0.5), signed)
     for row in range(len(rows)):
         square, owner = _square(rows[row]), owners[row]
@@ -301,8 +312,12 @@ def _add_rows(  # noqa: PLR0917 - compiled code takes no keywords
             for index in range(length):
                 offsets[index] = (np.float32(dithers[owner, index]) + np.float32(0.5)) * np.float32(2**-16)
         last = owner
+        if len(shifts):
+            fold(rows[row], shifts, signs, kept, rotated)
+            square = max(square, _square(rotated))
+        else:
+            rotate_flipped(rows[row], signed, rotated)
         factor = min(grid_per_unit, reach / math.sqrt(square))
-        rotate_flipped(rows[row], signed, rotated)
         high, low = _round(rotated, factor, limit, offsets, values)
         # High beyond 2^20 is beyond any radius, and no sum below that overflows.
         if high < 0 or high > (1 << 20) or (high << 32) + low > most:

@@ -1,7 +1,8 @@
 """Random rotations that spread a vector evenly over its coordinates: Hadamard's, and Fourier's of random phases.
 
 Each is orthonormal up to the rounding of floats, is drawn from a public seed, and is flat: for a fixed vector
-x, every output coordinate is sub-Gaussian over the seed with variance proxy |x|^2 / padded.
+x, every output coordinate is sub-Gaussian over the seed with variance proxy |x|^2 / padded. A fold is flat as well,
+but has fewer coordinates than the vector, so it can lengthen one.
 
 Floats may differ in their last bits between machines, since compilers order sums differently. That costs no
 privacy: what is sent is bounded after rounding to the grid, in exact integers, and the server's inverse is
@@ -106,7 +107,83 @@ class RandomPhase:
         return result[: self.dimension]
 
 
-Rotation = Hadamard | RandomPhase  # seeded orthonormal maps from `dimension` to `padded` coordinates
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Random signs, sums of many coordinates in each of few, then the Walsh-Hadamard transform: compression.
+
+    The vector is cut into chunks of as many coordinates as there are sums. Each chunk is turned by a random distance
+    and added to the others, so that the sums have equally many terms, up to one. The last `kept` coordinates are
+    added to nothing. Two coordinates of different chunks meet with a chance of 1 / sums, two of one chunk never.
+
+    Flat as Hadamard's: an output is the sum of the coordinates times independent signs, over sqrt(length). It is not
+    orthonormal: a vector in the worst direction becomes longer by sqrt(dimension / length). docs/theory.md, section 19.
+    """
+
+    dimension: int
+    length: int
+    kept: int = 0
+
+    def __post_init__(self) -> None:
+        _require_dimension(self.dimension)
+        if not (2 <= self.length < self.dimension and self.length & (self.length - 1) == 0):
+            raise ConfigError(
+                f"a fold's length must be a power of two in [2, {self.dimension - 1}], got {shown(self.length)}"
+            )
+        if not 0 <= self.kept < self.length:
+            raise ConfigError(
+                f"a fold must keep between 0 and {self.length - 1} coordinates, got {shown(self.kept)}"
+            )
+
+    @property
+    def padded(self) -> int:
+        """Return the number of coordinates after the fold."""
+        return self.length
+
+    @property
+    def terms(self) -> int:
+        """Return how many coordinates are added up in one, at most."""
+        return -(-(self.dimension - self.kept) // (self.length - self.kept))
+
+    def seeded(self, seed: bytes) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+        """Return by how much each chunk is turned, and the signs: a chunk, and what is kept, begins with a new byte."""
+        sums = self.length - self.kept
+        signs = self.terms * ((sums + 7) // 8) + (self.kept + 7) // 8
+        expanded = seeded_bits(seed, 8 * (4 * self.terms + signs))
+        words = expanded[: 4 * self.terms].view("<u4").astype(np.uint64)
+        return (words * np.uint64(sums) >> np.uint64(32)).astype(np.int64), expanded[4 * self.terms :]
+
+    def forward(self, vector: Floats, seed: bytes) -> NDArray[np.float32]:
+        """Fold and rotate."""
+        _require_length(vector, self.dimension)
+        values = np.empty(self.length, np.float32)
+        fold(vector, *self.seeded(seed), self.kept, values)
+        return values
+
+    def inverse(self, values: Floats, seed: bytes) -> Floats:
+        """Apply the transpose, which is right on average over the seed; float64 stays float64, all else float32."""
+        return self._spread(values, seed, np.ones(self.length, np.float32))
+
+    def lift(self, values: Floats, seed: bytes) -> Floats:
+        """Return the shortest vector whose fold has these values."""
+        shifts, sums = self.seeded(seed)[0], self.length - self.kept
+        terms = np.ones(self.length, np.float32)
+        terms[:sums] = self.terms
+        absent = np.arange(self.dimension - self.kept, self.terms * sums)  # from the last chunk
+        terms[(absent + shifts[-1]) % sums] -= 1
+        return self._spread(values, seed, (1 / terms).astype(np.float32))
+
+    def _spread(self, values: Floats, seed: bytes, weights: NDArray[np.float32]) -> Floats:
+        """Rotate back and give each sum, times its weight, to all of its terms."""
+        _require_length(values, self.length)
+        working: Floats = np.array(values, dtype=np.float64 if values.dtype == np.float64 else np.float32)
+        _transform(working)
+        working *= weights
+        result = np.empty(self.dimension, working.dtype)
+        unfold(working, *self.seeded(seed), self.kept, result)
+        return result
+
+
+Rotation = Hadamard | RandomPhase | Fold  # seeded flat maps from `dimension` to `padded` coordinates
 
 
 @lru_cache
@@ -137,6 +214,42 @@ def rotate_flipped(vector: Floats, signed: Floats, out: Floats) -> None:
         out[index] = vector[index] * signed[index]
     out[vector.size :] = 0
     _transform(out)
+
+
+@compiled
+def fold(vector: Floats, shifts: NDArray[np.int64], bits: NDArray[np.uint8], kept: int, out: Floats) -> None:
+    """Flip signs, turn chunks and add them up, put what is kept behind, and transform."""
+    sums, end = out.size - kept, vector.size - kept
+    stride, scale = (sums + 7) // 8, out.dtype.type(out.size**-0.5)
+    out[:] = 0
+    flipped = np.empty(sums, out.dtype)
+    for chunk in range(shifts.size):
+        start, shift = chunk * sums, shifts[chunk]
+        count = min(sums, end - start)
+        flip(vector[start : start + count], bits[chunk * stride :], scale, flipped)
+        before = min(count, sums - shift)
+        end_part, start_part, wrapped = out[shift : shift + before], out[: count - before], flipped[before:count]
+        for index in range(before):
+            end_part[index] += flipped[index]
+        for index in range(count - before):
+            start_part[index] += wrapped[index]
+    flip(vector[end:], bits[shifts.size * stride :], scale, out[sums:])
+    _transform(out)
+
+
+@compiled
+def unfold(values: Floats, shifts: NDArray[np.int64], bits: NDArray[np.uint8], kept: int, out: Floats) -> None:
+    """Apply the transpose of `fold` to what was transformed back already."""
+    sums, end = values.size - kept, out.size - kept
+    stride, scale = (sums + 7) // 8, out.dtype.type(values.size**-0.5)
+    turned = np.empty(sums, out.dtype)
+    for chunk in range(shifts.size):
+        start, shift = chunk * sums, shifts[chunk]
+        turned[: sums - shift] = values[shift:sums]
+        turned[sums - shift :] = values[:shift]
+        part = out[start : min(start + sums, end)]
+        flip(turned[: part.size], bits[chunk * stride :], scale, part)
+    flip(values[sums:], bits[shifts.size * stride :], scale, out[end:])
 
 
 @compiled

@@ -23,6 +23,7 @@ from d2pfed.noise.clipping import AdaptiveClip, Weighting
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import Centered, DDGauss, Mechanism, MechanismName, Protocol
 from d2pfed.numerics.ring import MAX_BITS, Ring
+from d2pfed.numerics.rotation import Fold
 from d2pfed.plan import widths
 from d2pfed.plan.bounds import MOST_ROUNDS, MOST_SIGNED, check_range, cohorts_to_choose, colluding_clients
 from d2pfed.plan.plan import Plan, run_guarantee
@@ -75,13 +76,14 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
                 f"weights go with a fixed clip and the unit client, got clip {target.clip}, {target.unit}"
             )
         weighting = Weighting.balanced(max_weight, target.fixed_clip, target.dimension)
-        return replace(calibrate(_widened(target, 1.0)), weighting=weighting)
+        return _widened(target, weighting)
     if target.initial_clip is not None:
         # The guarantee is that of a fixed clip, the radius that bounds update and bit: docs/theory.md, section 16.
         adaptive = AdaptiveClip.beside(2 * ideal_multiplier(target) / target.cohort_size, target.initial_clip)
-        return replace(calibrate(_widened(target, adaptive.radius)), adaptive_clip=adaptive)
-    protocol = protocol_of(target)
+        return _widened(target, adaptive)
     ideal = ideal_multiplier(target)
+    target = widths.compressed(target, ideal)
+    protocol = protocol_of(target)
     draft = _Draft(target, protocol, widths.finest(target, ideal))
     multiplier = draft.search(ideal)
     if target.bits is not None and target.mechanism is not MechanismName.CENTERED:
@@ -92,15 +94,22 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
     return draft.plan(multiplier)
 
 
-def _widened(target: PrivacyTarget, radius: float) -> PrivacyTarget:
-    """Return the target of vectors with one more coordinate, a bit or a weight, and the radius that bounds both.
+def _widened(target: PrivacyTarget, part: AdaptiveClip | Weighting) -> Plan:
+    """Return the plan of vectors with one more coordinate, a bit or a weight, and the radius that bounds both.
 
     Where the dimension is a power of two, that would double a Hadamard transform, so there the phase rotation takes its
-    place; elsewhere it takes a coordinate that was padding.
+    place; elsewhere it takes a coordinate that was padding. A fold keeps it apart.
     """
     is_full = target.dimension & (target.dimension - 1) == 0
     rotation = RotationName.PHASE if is_full else target.rotation
-    return replace(target, dimension=target.dimension + 1, clip=radius, rotation=rotation)
+    radius = part.radius if isinstance(part, AdaptiveClip) else 1.0
+    plan = calibrate(replace(target, dimension=target.dimension + 1, clip=radius, rotation=rotation))
+    codec = plan.codec
+    if isinstance(codec.rotation, Fold):
+        codec = replace(codec, rotation=replace(codec.rotation, kept=1))
+    if isinstance(part, AdaptiveClip):
+        return replace(plan, codec=codec, adaptive_clip=part)
+    return replace(plan, codec=codec, weighting=part)
 
 
 @lru_cache(maxsize=64)  # a summary asks for what the calibration began with
@@ -275,7 +284,7 @@ def protocol_of(target: PrivacyTarget) -> Protocol | None:
     """Return the protocol that a target's plan runs: the one asked for, or the one with the least upload.
 
     Silos of records have standing keys. Under a server that may lie, cohorts of 64 and more speak once, as that takes
-    fewer bytes from there on (test_plan_traffic.py); where it is believed, pair masks serve as long as they can. None:
+    fewer bytes from there on (test_plan_protocol.py); where it is believed, pair masks serve as long as they can. None:
     no protocol carries so large a cohort with this noise, which can be simulated only.
     """
     cohort, mechanism = target.cohort_size, target.mechanism
@@ -312,7 +321,8 @@ def _require(target: PrivacyTarget, protocol: Protocol) -> None:
             raise ConfigError(
                 "given bits may make rounded noise too narrow for the lattice protocol: name it, or no bits"
             )
-        check_range("dimension", target.dimension, 1, MOST_DIMENSION)
+        sent = target.compression if isinstance(target.compression, int) else target.dimension
+        check_range("dimension", sent, 1, MOST_DIMENSION)
         check_range("quorum", target.quorum, target.cohort_colluders + 2, cohort)
         committee_of(target, LEAST_SECRET)
         return

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from d2pfed.accounting import Adjacency, Guarantee, Observer, Sampling, Unit, round_up
 from d2pfed.fields import check_arguments
 from d2pfed.noise.mechanisms import Centered, MechanismName, Protocol
+from d2pfed.numerics.rotation import Fold
 from d2pfed.plan.bounds import colluding_clients
 from d2pfed.plan.calibrate import ideal_multiplier
 from d2pfed.plan.plan import Plan, guarantees
-from d2pfed.plan.target import PrivacyTarget
+from d2pfed.plan.target import AUTO, OFF, PrivacyTarget
 from d2pfed.plan.traffic import PlanTraffic, traffic_of
-from d2pfed.plan.widths import SAFE_WRAP_PROBABILITY
+from d2pfed.plan.widths import MOST_TERMS, SAFE_WRAP_PROBABILITY, USUAL_MEAN
 from d2pfed.secagg.lattice.parameters import SECURITY_BITS
 from d2pfed.secagg.trust import Consistency
 
@@ -30,6 +31,7 @@ class PlanSummary:
         bits: bits per coordinate.
         modulus: what coordinates are added modulo.
         upload_bytes: one client's masked vector in one round.
+        compression: how many coordinates a client's vector is folded to; None: it is not compressed.
         wrap_probability: bound on the chance that some coordinate of a round's sum leaves the ring's range.
         relative_error: root mean square error of the mean, over that of an ideal trusted server.
         noise_to_clip: the norm of the noise in a mean, over the clip.
@@ -45,6 +47,8 @@ class PlanSummary:
         why_noise: why so much noise.
         why_signal: how far updates add up over it.
         why_bits: why so many bits.
+        why_compression: what was chosen, why, and what it costs.
+        why_bytes: what an ordinary client sends and receives in all.
         why_protocol: how vectors are added up, and what that rests on.
         why_colluders: why so many colluders are planned for.
         warnings: what to know before such a run, and what would help.
@@ -55,6 +59,7 @@ class PlanSummary:
     bits: int
     modulus: int
     upload_bytes: int
+    compression: int | None
     wrap_probability: float
     relative_error: float
     noise_to_clip: float
@@ -70,6 +75,8 @@ class PlanSummary:
     why_noise: str
     why_signal: str
     why_bits: str
+    why_compression: str
+    why_bytes: str
     why_protocol: str
     why_colluders: str
     warnings: tuple[str, ...]
@@ -101,12 +108,14 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         f"with a chance of {round_up(plan.wrap_probability, 2)} that any of {plan.codec.length} coordinates wraps in "
         f"a round (at most {SAFE_WRAP_PROBABILITY:g} is allowed)."
     )
+    traffic = traffic_of(plan)
     return PlanSummary(
         noise_multiplier=plan.noise_multiplier,
         sigma=plan.sigma,
         bits=plan.ring.bits,
         modulus=plan.ring.modulus,
         upload_bytes=plan.ring.packed_bytes(plan.codec.length),
+        compression=plan.codec.length if isinstance(plan.codec.rotation, Fold) else None,
         wrap_probability=plan.wrap_probability,
         relative_error=error / ideal,
         noise_to_clip=spread / clip,
@@ -115,13 +124,15 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         colluders=plan.colluders,
         threshold=plan.threshold,
         protocol=plan.protocol,
-        traffic=traffic_of(plan),
+        traffic=traffic,
         security_bits=None if plan.committee is None else SECURITY_BITS,
         against=plan.planned_against,
         guarantees=guarantees(plan),
         why_noise=_why_noise(target, plan, clip),
         why_signal=why_signal,
         why_bits=why_bits,
+        why_compression=_why_compression(target, plan, error / clip),
+        why_bytes=_why_bytes(plan, traffic),
         why_protocol=_why_protocol(plan),
         why_colluders=_why_colluders(target, plan),
         warnings=_warnings(plan, signal, why_signal),
@@ -150,6 +161,7 @@ def describe_plan(plan: Plan) -> PlanSummary:
         batch_rate=None if plan.batches is None else float(plan.batches.rate),
         max_silos=1 if plan.batches is None else plan.batches.max_silos,
         clip=plan.update_clip if plan.adaptive_clip is None else f"auto({plan.adaptive_clip.initial})",
+        compression=plan.codec.length if isinstance(plan.codec.rotation, Fold) else OFF,
     )
     return replace(
         describe(implied, plan),
@@ -172,6 +184,46 @@ def _why_noise(target: PrivacyTarget, plan: Plan, clip: float) -> str:
     return (
         f"{text} The clip starts at {adaptive.initial:g} and moves until {100 * adaptive.quantile:g} % of the updates "
         f"are within it; the bit that each client adds for this takes {100 * (adaptive.radius - 1):.2g} % more noise."
+    )
+
+
+def _why_compression(target: PrivacyTarget, plan: Plan, error: float) -> str:
+    """Return what a fold costs, for an error per coordinate of the mean over the clip; or why there is none."""
+    length, rule = (
+        plan.codec.length,
+        f"1,024, parameters / {MOST_TERMS} and 1 / (2 s^2) = {1 / (2 * error**2):,.0f}",
+    )
+    spread = f"s = {error:.3g} clips, the noise in a coordinate of the mean"
+    if isinstance(plan.codec.rotation, Fold):
+        rho = float(USUAL_MEAN) / (length * error**2)
+        chosen = f", the least power of two at or above {rule} ({spread})" if target.compression == AUTO else ""
+        cost = 100 * (math.sqrt(1 + rho) - 1)
+        return (
+            f"Vectors of {plan.dimension:,} parameters are folded to {length:,} coordinates{chosen}. While the square "
+            f"of the mean is below {USUAL_MEAN} of the clip's, that costs at most what {cost:.2g} % more noise would; "
+            "few rounds, little noise and updates that agree make it cost more."
+        )
+    if target.compression == AUTO:
+        return (
+            f"Vectors are not compressed: the least power of two at or above {rule} ({spread}) is more than half of "
+            f"{plan.dimension:,} parameters."
+        )
+    return "Vectors are not compressed, as was asked for."
+
+
+def _why_bytes(plan: Plan, traffic: PlanTraffic | None) -> str:
+    """Return what an ordinary client sends and receives in all, per attempt and per run, beside floats in the clear."""
+    vector, floats = plan.ring.packed_bytes(plan.codec.length), 4 * plan.dimension
+    if traffic is None:
+        return f"A client's vector has {vector:,} bytes; as 32-bit floats it would have {floats:,}."
+    most, client = plan.max_participations, traffic.client
+    clients = "client" if plan.unit is Unit.CLIENT else "silo"
+    roster = f", a roster of {traffic.roster:,} bytes included" if traffic.roster else ""
+    return (
+        f"An ordinary {clients} sends {client.sent:,} bytes in an attempt, of which {vector:,} are its vector, and "
+        f"receives {client.received:,}, the model among them. In {most:,} attempt{'s' * (most != 1)}, the most that it "
+        f"takes part in, it sends {most * client.sent:,} bytes and receives {most * client.received + traffic.roster:,}"
+        f"{roster}. Federated averaging in 32-bit floats would take {most * floats:,} bytes each way."
     )
 
 

@@ -40,7 +40,7 @@ from d2pfed.noise.mechanisms import (
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 from d2pfed.numerics.ring import Ring
-from d2pfed.numerics.rotation import Hadamard, RandomPhase
+from d2pfed.numerics.rotation import Fold, Hadamard, RandomPhase
 from d2pfed.plan import bounds
 from d2pfed.plan.bounds import check_range, require_honest_majority
 from d2pfed.plan.widths import summed_vectors, wrap_probability
@@ -131,6 +131,11 @@ class Plan:
             raise ConfigError(f"delta must be in [{bounds.LEAST_DELTA:g}, 1), got {self.delta}")
         self._check_units()
         self._check_protocol()
+        extra = self.adaptive_clip is not None or self.weighting is not None
+        if isinstance(self.codec.rotation, Fold) and self.codec.rotation.kept != extra:
+            raise ConfigError(
+                f"a fold must keep the bit or the weight apart and nothing else, got {self.codec.rotation.kept} kept"
+            )
         if self.adaptive_clip is not None and self.codec.clip != self.adaptive_clip.radius:
             raise ConfigError(
                 f"the codec's clip must be the radius {self.adaptive_clip.radius} of a vector with its bit where the "
@@ -314,7 +319,7 @@ def _digest(plan: Plan) -> bytes:
 
 
 _EVENTS = (Adjacency, BatchSampling, CohortSampling, Observer, Sampling, Unit, View)
-_PARTS = (AdaptiveClip, Codec, Committee, Consistency, Hadamard, RandomPhase, Ring, Rounded, Weighting)
+_PARTS = (AdaptiveClip, Codec, Committee, Consistency, Fold, Hadamard, RandomPhase, Ring, Rounded, Weighting)
 TYPES: dict[str, type] = {
     kind.__name__: kind for kind in (Plan, *_EVENTS, *_PARTS, *(name.kind for name in MechanismName))
 }

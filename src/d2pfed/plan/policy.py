@@ -263,7 +263,7 @@ class Policy:
         clip = plan.update_clip if plan.adaptive_clip is None else plan.adaptive_clip.most
         most = (
             ("cohort", plan.cohort_size, self.most_cohort),
-            ("dimension", plan.codec.length, self.most_dimension),
+            ("dimension", max(plan.codec.length, plan.codec.rotation.dimension), self.most_dimension),
             ("fraction bits", plan.codec.fraction_bits, self.most_fraction_bits),
             ("bits", plan.ring.bits, self.most_bits),
             ("clip norm", clip, self.most_clip_norm),

@@ -1,6 +1,7 @@
 """The PrivacyTarget: what is asked for, before any noise is chosen."""
 
 import math
+import re
 from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ from d2pfed.secagg.trust import Consistency
 
 LOST_TO_THE_CAP = 0.01  # of all contributions, at the default cap on participations
 SPARE = Fraction(1, 10)  # attempts that may be charged beyond one per round, as a share of the rounds
+AUTO, OFF = "auto", "off"  # of compression: as the plan chooses, or none
 USUAL_BATCH = 256  # records drawn in a round, in expectation, where no rate is given
 _LEAST_START = 1e-12  # of an adaptive clip; the most is its inverse
 _LIMITS = {
@@ -58,8 +60,9 @@ class ProtocolChoice(StrEnum):
 
 
 class RotationName(StrEnum):
-    """The rotations by name."""
+    """The rotations by name, and `auto`: Hadamard's, which is faster, for records or little padding; else phase."""
 
+    AUTO = "auto"
     HADAMARD = "hadamard"
     PHASE = "phase"
 
@@ -85,6 +88,15 @@ def parse_clip(text: str) -> float | str:
     except ValueError:
         initial_clip_named(text)
         return text
+
+
+def parse_compression(text: str) -> int | str:
+    """Return a compression as it is written: a number of coordinates, auto or off."""
+    if text in (AUTO, OFF):
+        return text
+    if re.fullmatch(r"[0-9]{1,10}", text):
+        return int(text)
+    raise ConfigError(f"compression must be a power of two, auto or off, got {text[:80]!r}")
 
 
 def _setting(default: object, text: str, section: str = PRIVACY, **more: Any) -> Any:  # noqa: ANN401 - of its field
@@ -171,6 +183,16 @@ class PrivacyTarget:
     )
     bits: int | None = _setting(None, "Bits per coordinate.", unset="the fewest that hold the noise and the sum")
     rotation: RotationName = _setting(RotationName.HADAMARD, "The random rotation before rounding.")
+    compression: int | str = field(
+        default=OFF,
+        metadata=canonical.OMITTED_IF_DEFAULT  # as in the settings of earlier runs
+        | about(
+            "Number of coordinates that a client's vector is folded to, a power of two; auto: as few as cost little "
+            "beside the noise; or off.",
+            PRIVACY,
+            parse=parse_compression,
+        ),
+    )
 
     def __post_init__(self) -> None:
         # What follows from the unit: of records the usual adjacency, and that every silo is asked.
@@ -209,6 +231,13 @@ class PrivacyTarget:
             raise ConfigError(f"delta must be in [{bounds.LEAST_DELTA:g}, 1), got {self.delta}")
         if not isinstance(self.clip, str) and not 0 < self.clip < math.inf:
             raise ConfigError(f"clip must be positive and finite, got {self.clip}")
+        if isinstance(self.compression, int):
+            size = self.dimension or MAX_DIMENSION
+            if not 2 <= self.compression < size or self.compression & (self.compression - 1):
+                raise ConfigError(
+                    f"compression must be a power of two below the dimension {size}, auto or off, got "
+                    f"{shown(self.compression)}"
+                )
         for name in ("dropouts", "colluders"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be in [0, 1), got {getattr(self, name)}")
@@ -316,7 +345,14 @@ class PrivacyTarget:
 
 
 # What `d2pfed train`, `d2pfed plan` and `fit` ask for unless told otherwise: a guarantee that holds against the server.
-DEFAULT_TARGET = PrivacyTarget(against=SERVER, sampling=Sampling.ONCE, dropouts=0.1, colluders=0.1)
+DEFAULT_TARGET = PrivacyTarget(
+    against=SERVER,
+    sampling=Sampling.ONCE,
+    dropouts=0.1,
+    colluders=0.1,
+    rotation=RotationName.AUTO,
+    compression=AUTO,
+)
 
 
 @lru_cache(maxsize=64)  # a search for the least noise asks again and again

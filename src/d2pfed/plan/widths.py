@@ -18,19 +18,55 @@ from d2pfed.noise.mechanisms import (
 )
 from d2pfed.noise.sampler import MAX_TABLE_SIGMA
 from d2pfed.numerics.ring import Ring
-from d2pfed.numerics.rotation import Hadamard, RandomPhase
-from d2pfed.plan.target import PrivacyTarget, RotationName
+from d2pfed.numerics.rotation import Fold, Hadamard, RandomPhase, Rotation
+from d2pfed.plan.target import AUTO, OFF, PrivacyTarget, RotationName
 
 SAFE_WRAP_PROBABILITY = 1e-2  # per round; a wrapped coordinate costs accuracy, never privacy
 ROUNDING_COST = 1.02  # a mechanism that rounds takes as many bits as keep its error within 2 % of not rounding
+LEAST_FOLD, MOST_TERMS = 1 << 10, 64  # coordinates, and parameters in each, that compression chooses by itself
+USUAL_MEAN = Fraction(1, 8)  # of the clip's square: what the mean's is taken to be where compression is chosen
+MOST_PADDING = 1.05  # of a Hadamard transform over the dimension, where the rotation is chosen
 _FRACTION_BITS = 8
 _FINEST_FRACTION_BITS = 12  # a table of 4,096 laws; more would not stay in the cache
 _SHORT = 1 << 10  # coordinates: few enough that the finest table costs no time, and a vector at its clip no bias
 _GRID_UNITS = 3  # a coordinate's typical size at the clip, so that rounding to the grid costs under 1 % of it
-_ROTATIONS: dict[RotationName, type[Hadamard] | type[RandomPhase]] = {
-    RotationName.HADAMARD: Hadamard,
-    RotationName.PHASE: RandomPhase,
-}
+
+
+def wanted_fold(target: PrivacyTarget, multiplier: float) -> int:
+    """Return the least power of two at or above 1,024, d / 64 and clip^2 / (2 s^2).
+
+    s is the standard deviation of a coordinate of the mean of a full cohort. A mean whose square is an eighth of the
+    clip's then costs as much as noise that is larger by at most 12 %: docs/theory.md, section 19.
+    """
+    divisor = float(target.cohort_size)
+    if target.batches is not None and target.records is not None:
+        divisor = float(target.batches.rate * target.records)
+    shares = 1.0
+    if target.mechanism is not MechanismName.SHARED:
+        # At least one contributor: a target with fewer is refused once its protocol is chosen.
+        shares = target.cohort_size / max(1, target.quorum - target.cohort_colluders)
+    spread = 2 * multiplier * math.sqrt(shares) / divisor  # over the clip
+    least = max(LEAST_FOLD, target.dimension / MOST_TERMS, 1 / (2 * spread**2))
+    return 1 << math.ceil(math.log2(least))
+
+
+def compressed(target: PrivacyTarget, multiplier: float) -> PrivacyTarget:
+    """Return the target with what `auto` stands for beside this noise: a number, or off where that is above d / 2."""
+    if target.compression != AUTO:
+        return target
+    wanted = wanted_fold(target, multiplier)
+    return replace(target, compression=wanted if 2 * wanted <= target.dimension else OFF)
+
+
+def _rotation(target: PrivacyTarget) -> Rotation:
+    if isinstance(target.compression, int):
+        return Fold(target.dimension, target.compression)
+    plain, phase = Hadamard(target.dimension), RandomPhase(target.dimension)
+    if target.rotation is RotationName.AUTO:
+        # Rows of records are added up by a kernel, which has no phases.
+        is_short = plain.padded <= MOST_PADDING * target.dimension or target.unit is Unit.RECORD
+        return plain if is_short else phase
+    return plain if target.rotation is RotationName.HADAMARD else phase
 
 
 def parts_of(target: PrivacyTarget, steps: float, multiplier: float, contributors: int) -> tuple[Codec, Mechanism]:
@@ -46,7 +82,7 @@ def parts_of(target: PrivacyTarget, steps: float, multiplier: float, contributor
     # the lattice itself becomes finer.
     least = LEAST_WIDTH if target.unit is Unit.CLIENT else LEAST_SILO_WIDTH
     steps = least * math.sqrt(contributors) / (2 * multiplier)
-    length = _ROTATIONS[target.rotation](target.dimension).padded
+    length = _rotation(target).padded
     wanted = math.ceil(math.log2(_GRID_UNITS * math.sqrt(length) / steps))
     finer = 1 << max(0, wanted - _FINEST_FRACTION_BITS)
     if least * finer > MOST_WIDTH:
@@ -90,7 +126,7 @@ def _codec(target: PrivacyTarget, steps: float, fraction_bits: int) -> Codec:
     radius = math.floor(steps * (1 << fraction_bits))
     if radius < 1:
         raise ConfigError(f"epsilon {target.epsilon:g} needs noise so wide that the clip is below the grid")
-    clip, rotation = target.fixed_clip, _ROTATIONS[target.rotation](target.dimension)
+    clip, rotation = target.fixed_clip, _rotation(target)
     granularity = clip * (1 << fraction_bits) / radius
     codec = Codec(rotation=rotation, clip=clip, granularity=granularity, fraction_bits=fraction_bits)
     if codec.grid_radius < radius:  # the quotient's last bit fell the wrong way

@@ -13,6 +13,7 @@ from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
+from d2pfed.numerics.rotation import Fold
 from d2pfed.plan import Plan, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, AttemptSession, rotation_seed, session_of
 from d2pfed.simulation import Encoder, Fidelity, SimulatedFederation
@@ -157,7 +158,8 @@ def _directions(plan: Plan) -> list[tuple[AttemptSession, FloatVector]]:
         direction = np.eye(1, plan.dimension, dtype=np.float32)[0]
         if rounds:
             before = rotation.forward(rounds[-1][1], rotation_seed(rounds[-1][0]))
-            direction = rotation.inverse(-before, rotation_seed(session)).astype(np.float32)
+            back = rotation.lift if isinstance(rotation, Fold) else rotation.inverse
+            direction = back(-before, rotation_seed(session)).astype(np.float32)
         rounds.append((session, direction))
     return rounds
 

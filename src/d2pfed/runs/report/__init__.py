@@ -113,8 +113,7 @@ def render(report: RunReport, drawn: Sequence[tuple[Plot, Drawing]]) -> str:
         size = (
             f"A masked vector has {plan.codec.length:,} coordinates for {summary.dimension:,} parameters, at "
             f"{summary.bits} bits each {summary.upload_bytes:,} bytes; as 32-bit floats it would be {floats:,} bytes, "
-            f"{floats / summary.upload_bytes:.3g} times as much. Keys and shares come on top, whatever the model's "
-            "size."
+            f"{floats / summary.upload_bytes:.3g} times as much."
         )
         if plan.committee is not None:
             members = f"{plan.committee.size} of {plan.cohort_size:,} clients"
@@ -138,10 +137,25 @@ def render(report: RunReport, drawn: Sequence[tuple[Plot, Drawing]]) -> str:
         warnings=warnings,
         figures=[(Markup(drawing.inline), plot.caption) for plot, drawing in drawn],  # noqa: S704 - our own drawing, escaped where it was made
         size=size,
+        fold=_fold_text(report) if report.is_folded and report.rounds else "",
         rows=_rows(report),
         exchanges=_exchanges(report),
         plan=() if plan is None else table(json.loads(canonical.encode(plan))),
         digest="" if plan is None else plan.digest.hex(),
+    )
+
+
+def _fold_text(report: RunReport) -> str:
+    """Return what compression cost, as the released sums show it."""
+    found = [report.rho_in(record) for record in report.rounds]
+    first, middle, most = (
+        f"{100 * (math.sqrt(1 + rho) - 1):.2g}" for rho in (found[0], median(found), max(found))
+    )
+    length = 0 if report.plan is None else report.plan.codec.length
+    return (
+        f"Measured: rho, the mean's square over {length:,} times the variance of its noise, was {found[0]:.2g} in the "
+        f"first round, {median(found):.2g} in the median and {max(found):.2g} at most, with an error of about "
+        f"{math.sqrt(2 / length):.2g}. Compression cost what {first}, {middle} and {most} % more noise would have."
     )
 
 
@@ -185,6 +199,9 @@ def _facts(report: RunReport) -> list[tuple[str, str, str]]:
         ]
     width = 32 if summary.bits is None else summary.bits
     upload = ("Upload", in_bytes(summary.upload_bytes), "per client per round")
+    if report.plan_summary is not None and report.plan_summary.traffic is not None:
+        sent = report.plan_summary.traffic.client.sent
+        upload = ("Upload", in_bytes(sent), f"per client per round; {summary.upload_bytes:,} bytes are its vector")
     return [*facts, upload, ("Width", f"{width} bits", "per coordinate")]
 
 
@@ -217,6 +234,7 @@ def _rows(report: RunReport) -> list[dict[str, Sequence[str]]]:
             "charged": f"{record.charged:,}",
             "update_norm": f"{record.update_norm:.4g}",
             "clipping": clipping,
+            "rho": [f"{report.rho_in(record):.3g}"] if report.is_folded else [],
             "survivors": "" if survivors is None else f"{survivors:,}",
             "seconds": "" if seconds is None else f"{seconds:.2f}",
         }

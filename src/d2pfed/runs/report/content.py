@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from d2pfed.errors import ConfigError, DamagedFile
 from d2pfed.numerics import canonical
+from d2pfed.numerics.rotation import Fold
 from d2pfed.plan import MechanismName, Plan, PlanSummary, PrivacyTarget, ProtocolChoice, RotationName, describe
 from d2pfed.plan.describe import describe_plan
 from d2pfed.plan.plan import TYPES
@@ -99,8 +100,23 @@ class RunReport:
         return record.clip or 0.0
 
     def signal_in(self, record: RoundRecord) -> float:
-        """Estimate the norm of a round's mean without its noise, which is nearly orthogonal; 0 if noise is all."""
-        return math.sqrt(max(0.0, record.update_norm**2 - self.noise_in(record) ** 2))
+        """Estimate the norm of a round's mean without its noise, which is nearly orthogonal; 0 if noise is all.
+
+        Decoding a fold spreads each number over its terms, so what is not noise is larger by dimension / length.
+        """
+        energy = max(0.0, record.update_norm**2 - self.noise_in(record) ** 2)
+        if self.is_folded and self.plan is not None:
+            energy *= self.plan.codec.length / self.plan.codec.rotation.dimension
+        return math.sqrt(energy)
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether vectors were compressed."""
+        return self.plan is not None and isinstance(self.plan.codec.rotation, Fold)
+
+    def rho_in(self, record: RoundRecord) -> float:
+        """Return |mean|^2 / (k s^2) as a released sum shows it: what a fold adds, over the energy of the noise."""
+        return max(0.0, (record.update_norm / self.noise_in(record)) ** 2 - 1)
 
 
 def read_report(run: Path) -> RunReport:

@@ -222,19 +222,22 @@ def _upload_plot(report: RunReport, plan: Plan) -> Plot | None:
     if not rounds:
         return None
     heights = tuple(record.metrics[name] for record in rounds)
-    sums = accumulate(record.upload_bytes for record in report.rounds)
+    share = plan.sampling.cohort_size / plan.sampling.population
+    traffic = None if report.plan_summary is None else report.plan_summary.traffic
+    each = report.rounds[-1].upload_bytes if traffic is None else traffic.client.sent
+    sums = accumulate(each * share for _ in report.rounds)
     by_round = dict(zip(_numbers(report.rounds), sums, strict=True))
     sizes = tuple(by_round[record.round] for record in rounds)
     total, (unit, scale) = sizes[-1], unit_of(sizes[-1])
-    share = plan.sampling.cohort_size / plan.sampling.population
+    most = min(plan.max_participations, report.rounds[-1].charged)
     return Plot(
         name="upload",
         title=f"Validation {name} against upload",
-        across=f"{unit} sent by a client in every round",
+        across=f"{unit} sent by a client, on average",
         lines=(Line(shown(name, heights[-1]), Ink.MAIN, heights, tuple(size / scale for size in sizes)),),
         is_share=name == "accuracy",
-        caption=f"{report.rounds[-1].upload_bytes:,} bytes per round, {in_bytes(total)} for a client in every round so "
-        f"far; {in_bytes(total * share)} on average, as a client is asked in {100 * share:.3g} % of the rounds.",
+        caption=f"A client that takes part in a round sends {each:,} bytes. It is asked in {100 * share:.3g} % of the "
+        f"rounds, so {in_bytes(total)} on average so far, and {in_bytes(most * each)} at most.",
     )
 
 
