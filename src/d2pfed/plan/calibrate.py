@@ -275,7 +275,7 @@ def protocol_of(target: PrivacyTarget) -> Protocol | None:
     """Return the protocol that a target's plan runs: the one asked for, or the one with the least upload.
 
     Silos of records have standing keys. Under a server that may lie, cohorts of 64 and more speak once, as that takes
-    fewer bytes from there on (test_plan_traffic.py); where it is believed, pair masks serve as long as they can. None:
+    fewer bytes from there on (test_plan_protocol.py); where it is believed, pair masks serve as long as they can. None:
     no protocol carries so large a cohort with this noise, which can be simulated only.
     """
     cohort, mechanism = target.cohort_size, target.mechanism
