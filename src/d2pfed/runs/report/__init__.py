@@ -149,7 +149,7 @@ def _fold_text(report: RunReport) -> str:
     """Return what compression cost, as the released sums show it."""
     found = [report.rho_in(record) for record in report.rounds]
     first, middle, most = (
-        f"{100 * (math.sqrt(1 + rho) - 1):.2g}" for rho in (found[0], median(found), max(found))
+        f"{100 * (math.sqrt(1 + rho) - 1):.3g}" for rho in (found[0], median(found), max(found))
     )
     length = 0 if report.plan is None else report.plan.codec.length
     return (
