@@ -831,16 +831,8 @@ def test_a_cap_that_costs_nothing_leaves_nearly_all_contributions(scheme):
 
 
 @dataclass(frozen=True, slots=True)
-class Forgotten:
+class Forgotten(Centered):
     """A mechanism that works, and that nobody entered into the table."""
-
-    sigma: Fraction
-
-    def encode(self, centers, share, entropy):
-        return Centered(self.sigma).encode(centers, share, entropy)
-
-    def noise(self, codec, survivors):
-        return Centered(self.sigma).noise(codec, survivors)
 
 
 def test_a_plan_that_cannot_be_read_back_is_refused_before_it_is_charged():
