@@ -112,7 +112,7 @@ def test_the_accountants_give_the_known_numbers(run, line, epsilon):
         ("account --accountant binomial", "needs --trials and --levels"),
         ("account --noise-multiplier 0", "noise_multiplier must be in [0.001, 1e+06], got 0"),
         ("train --task nope", "task must be one of"),
-        ("train --optimizer nope", "optimizer must be one of sgd, adam, rmsprop, got 'nope'"),
+        ("train --optimizer nope", "optimizer must be one of sgd, adam, adamw, rmsprop, own, got 'nope'"),
         ("train --task digits --model nope", "nope"),
         ("train --task digits --lost 2", "lost must be in [0, 1], got 2"),
         ("train --task digits --lost 0.1,0.2", "lost must be one fraction or 4, got 2"),

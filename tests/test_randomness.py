@@ -99,7 +99,7 @@ def test_children_of_children_depend_on_the_whole_path_and_repeat(first, second)
 
 def test_a_part_that_is_neither_text_integer_nor_bytes_is_refused():
     for part in (True, 1.0, None, np.int64(3)):
-        with pytest.raises(KeyError):
+        with pytest.raises(ConfigError, match="a path has texts, whole numbers and bytes"):
             derive(bytes(32), part)
 
 

@@ -87,7 +87,9 @@ class Entropy:
     def __post_init__(self) -> None:
         key: object = self.key
         if not isinstance(key, bytes) or len(key) != KEY_BYTES:
-            raise ConfigError(f"entropy must have {KEY_BYTES} bytes, got another key")
+            raise ConfigError(
+                f"entropy must have {KEY_BYTES} bytes, got {len(key) if isinstance(key, bytes) else type(key).__name__}"
+            )
 
     @staticmethod
     def system() -> "Entropy":
