@@ -111,7 +111,7 @@ def test_with_fewer_than_a_quorum_left_a_round_fails(plan, fidelity):
 
 def test_random_dropouts_give_the_same_rounds_in_both_fidelities():
     plan = make_plan(spare=15)  # each silo may send a vector in every attempt of the three rounds
-    dropouts, seen = Dropouts(masked=Fraction(1, 30)), {}
+    dropouts, seen = Dropouts(masked=Fraction(1, 60)), {}
     for fidelity in Fidelity:
         silos = federation(plan, fidelity, dropouts=dropouts)
         outcomes = [
