@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from d2pfed.accounting import RELEASED, Adjacency, Sampling, Unit
-from d2pfed.plan import MechanismName, PrivacyTarget, RotationName
+from d2pfed.plan import MechanismName, PrivacyTarget, ProtocolChoice, RotationName
 from d2pfed.secagg.trust import Consistency
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def privacy_target(
         colluders=0.0,
         draws=4 << 12,
         consistency=Consistency.ASSUMED,
+        protocol=ProtocolChoice.AUTO,
+        compression="off",
         max_participations=None,
         attempts_per_round=3,
         spare=None,
@@ -46,4 +48,17 @@ def local_training(*, lr: float, epochs: int, batch_size: int) -> "LocalTraining
     """Return plain SGD of a client."""
     from d2pfed.learning import LocalTraining, Optimizer  # noqa: PLC0415 - torch takes seconds to load
 
-    return LocalTraining(optimizer=Optimizer.SGD, lr=lr, momentum=0.0, epochs=epochs, batch_size=batch_size)
+    return LocalTraining(
+        optimizer=Optimizer.SGD,
+        lr=lr,
+        momentum=0.0,
+        epochs=epochs,
+        batch_size=batch_size,
+        weight_decay=None,
+        lr_schedule=None,
+        step_schedule=None,
+        max_grad_norm=None,
+        proximal=None,
+        precision=None,
+        rounds=None,
+    )

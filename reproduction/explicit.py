@@ -2,7 +2,7 @@
 
 from d2pfed.accounting import RELEASED, Adjacency, Sampling, Unit
 from d2pfed.learning import LocalTraining, Optimizer
-from d2pfed.plan import MechanismName, PrivacyTarget, RotationName
+from d2pfed.plan import MechanismName, PrivacyTarget, ProtocolChoice, RotationName
 from d2pfed.secagg.trust import Consistency
 from d2pfed.training import SecondMoment, ServerOptimizer
 
@@ -36,6 +36,8 @@ def privacy_target(
         colluders=0.0,
         draws=4 << 12,
         consistency=Consistency.ASSUMED,
+        protocol=ProtocolChoice.AUTO,
+        compression="off",
         max_participations=None,
         attempts_per_round=3,
         spare=0,
@@ -53,7 +55,20 @@ def local_training(
     *, lr: float, batch_size: int, optimizer: Optimizer = Optimizer.SGD, momentum: float = 0.0, epochs: int = 1
 ) -> LocalTraining:
     """Return how a client trains."""
-    return LocalTraining(optimizer=optimizer, lr=lr, momentum=momentum, epochs=epochs, batch_size=batch_size)
+    return LocalTraining(
+        optimizer=optimizer,
+        lr=lr,
+        momentum=momentum,
+        epochs=epochs,
+        batch_size=batch_size,
+        weight_decay=None,
+        lr_schedule=None,
+        step_schedule=None,
+        max_grad_norm=None,
+        proximal=None,
+        precision=None,
+        rounds=None,
+    )
 
 
 def server_optimizer(

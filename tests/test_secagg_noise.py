@@ -65,7 +65,7 @@ def noise_in_the_sum(session, contribution, dropped=frozenset()):
     federation = Federation(session)
     federation.contribution = contribution
     federation.__post_init__()
-    cell = Cell("mask", "one", "after", "complete", session.delivery)
+    cell = Cell("mask", "one", "after", session.delivery)
     total, survivors = run_round(federation, loss_of(cell, set(dropped)))
     plain = sum(levels(client, session.dimension) for client in survivors)
     return session.ring.center(total.vector) - plain

@@ -45,7 +45,7 @@ from d2pfed.secagg.wire import HEADER_BYTES, frame, kind_of
 from support.certificates import signed
 from support.federation import MODEL, TASK, Federation, advertising_of, keep_all
 from support.standing import SILOS, Silos, make_epoch
-from test_secagg_damage import SAMPLES, SESSIONS, federation_of, few
+from test_secagg_damage import SAMPLES, SESSIONS, federation_of
 
 PLAN = calibrate(
     PrivacyTarget(
@@ -176,10 +176,9 @@ def wires() -> Iterator[Target]:
 
 def machines() -> Iterator[Target]:
     """Clients, servers and silos, each just before one message of each phase."""
-    with few():
-        for number, session in enumerate(SESSIONS):
-            yield from _clients(f"client {number}", federation_of(session))
-            yield from _servers(f"server {number}", federation_of(session))
+    for number, session in enumerate(SESSIONS):
+        yield from _clients(f"client {number}", federation_of(session))
+        yield from _servers(f"server {number}", federation_of(session))
     yield from _silos()
 
 
