@@ -164,6 +164,37 @@ def test_a_member_that_lies_is_left_out_and_the_sum_is_right(plan):
     assert asked[:3] == [MessageKind.INVITATION, MessageKind.LATTICE_REQUEST, MessageKind.LATTICE_SURVIVORS]
 
 
+def requests_of(session, plan, model, client):
+    """Run an attempt; return a client's machine and what it was asked."""
+    own = {
+        each: Participant(plan=plan, client=each, entropy=Entropy.replay(b"x"), participations=0)
+        for each in COHORT
+    }
+    machines = {each: own[each].join(session, lambda *_: update_of(1), model=model) for each in COHORT}
+    requests = []
+
+    def exchange(asked):
+        requests.append(asked[client])
+        return InProcess(machines.get, machines=machines).exchange(asked)
+
+    gather(session, model, exchange)
+    return machines[client], requests
+
+
+def test_a_client_speaks_once_and_never_masks_two_vectors_alike(plan):
+    session, client, keys = session_of(plan, FIRST, COHORT), COHORT[2], []
+    victim, (invitation, request) = requests_of(session, plan, b"model", client)
+    for again, reason in ((invitation, "the invitation"), (request, "its one message")):
+        with pytest.raises(PeerError, match=f"client {client} has .* {reason}"):
+            victim.receive(again)
+    _, (_, other) = requests_of(session, plan, b"other", client)
+    for victim.model, asked in ((b"model", request), (b"other", other)):
+        victim.has_spoken = False  # the twin that forgets: its masks differ all the same
+        answer = victim.receive(asked)
+        keys.append(messages.decode_contribution(session, session.rank(client), len(COHORT), answer).signed.key)
+    assert keys[0] != keys[1]
+
+
 def lie(session, client, answer):
     said = messages.decode_opening(session, session.rank(client), len(session.cohort), answer)
     wrong = replace(said, sums=(said.sums + 1) % 65_521)

@@ -35,9 +35,9 @@ ContributeOnce = Callable[[ClientAttempt, bytes, bytes], RingVector]
 def answer_lattice(config: ClientConfig, request: ExchangeRequest, contribute: ContributeOnce) -> bytes:
     """Answer a request for this client's one message, or one for a member of the committee."""
     frame = request.frame
+    sweep_members(config)
     if kind_of(frame) != MessageKind.LATTICE_REQUEST:
         return _answer_as_member(config, member_keys(config, binding_of(frame)), frame)
-    sweep_members(config)
     attempt = ClientAttempt.resume(config, SavedPhase("", frame, 0.0, 0.0, b""))
 
     def charged(task: bytes, model: bytes) -> tuple[RingVector, Position | None]:

@@ -283,9 +283,9 @@ def _least_multiplier(target: PrivacyTarget, epsilon_at: Callable[[float], float
 def protocol_of(target: PrivacyTarget) -> Protocol | None:
     """Return the protocol that a target's plan runs: the one asked for, or the one with the least upload.
 
-    Silos of records have standing keys. Under a server that may lie, cohorts of 64 and more speak once, as that takes
-    fewer bytes from there on (test_plan_protocol.py); where it is believed, pair masks serve as long as they can. None:
-    no protocol carries so large a cohort with this noise, which can be simulated only.
+    Silos of records have standing keys. Cohorts of 64 and more speak once, as that takes fewer bytes from there on
+    (test_plan_protocol.py). Under the paper's promise, to who sees the models, a server is believed and pair masks
+    serve as long as they can. None: no protocol carries so large a cohort with this noise; it can be simulated only.
     """
     cohort, mechanism = target.cohort_size, target.mechanism
     if target.protocol is not ProtocolChoice.AUTO:
@@ -296,7 +296,8 @@ def protocol_of(target: PrivacyTarget) -> Protocol | None:
         _require(target, Protocol.STANDING)
         return Protocol.STANDING
     is_signed = target.consistency is Consistency.SIGNED
-    if cohort > MOST_PAIRS or (is_signed and cohort >= LEAST_COHORT):
+    is_deployed = is_signed or target.against != RELEASED
+    if cohort > MOST_PAIRS or (is_deployed and cohort >= LEAST_COHORT):
         try:
             _require(target, Protocol.LATTICE)
         except ConfigError:

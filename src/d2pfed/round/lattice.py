@@ -34,16 +34,24 @@ class LatticeClient:
     record: lattice.Record = record_nothing
     member: lattice.Member | None = None
     met: Mapping[int, Position] = field(default_factory=dict)
+    has_spoken: bool = False
 
     def receive(self, request: bytes) -> bytes:
         """Return the answer to a request of any exchange."""
         kind = kind_of(request)
         if kind == MessageKind.INVITATION:
+            if self.member is not None:
+                raise PeerError(f"client {self.own.client} has answered the invitation to this attempt")
             answer, self.member = self.own.convene(request, self.entropy)
             return answer
         if kind == MessageKind.LATTICE_REQUEST:
             body = lattice.decode_request(request, self.own.depth)
-            return self.own.contribute(body, self.model, self.contribute, self.entropy)
+            if self.has_spoken:
+                raise PeerError(f"client {self.own.client} has sent its one message of this attempt")
+            self.has_spoken = True
+            # Of this request alone: two requests must never get the same masks, whatever becomes of the flag.
+            fresh = self.entropy.child("request", request)
+            return self.own.contribute(body, self.model, self.contribute, fresh)
         if self.member is None:
             raise PeerError(f"client {self.own.client} has no part in the committee of this attempt")
         if kind == MessageKind.LATTICE_TRACE_REQUEST:
