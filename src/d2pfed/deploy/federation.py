@@ -63,10 +63,7 @@ class ParticipationLog:
         """Treat clients as dropped out from now on, and go on with a later block of a partition."""
         new = frozenset(blamed) - self.excluded
         if new:
-            _log.warning(
-                "clients %s, or members of their committee, have sent what cannot be an accident: they are not asked again",
-                sorted(new),
-            )
+            _log.warning("clients %s have sent what cannot be an accident: they are not asked again", sorted(new))
         if new or blocks:
             self.excluded |= new
             self.block += blocks

@@ -238,8 +238,8 @@ def _why_protocol(plan: Plan) -> str:
             f"{committee.colluders} of the {size} members collude{drawn}; learning with errors with {plan.secret} "
             f"numbers, {plan.ring.bits} bits and noise of {float(plan.least_width):.4g} steps is hard (at least "
             f"{SECURITY_BITS} bits, core-SVP); boxes are not post-quantum; {spare + 1} members that refuse, or "
-            f"{spare // 2 + 1} that lie, can stop an attempt; members' keys are stored until the first request after the "
-            "attempt expires; "
+            f"{spare // 2 + 1} that lie, can stop an attempt; members' keys are stored until the first request after "
+            "the attempt expires; "
             '"later" positions are by count, which invitations raise.'
         )
     if plan.protocol is None:
