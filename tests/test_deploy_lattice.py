@@ -13,7 +13,7 @@ from d2pfed.deploy import state
 from d2pfed.deploy.account import ClientSpending
 from d2pfed.deploy.config import read_client_config
 from d2pfed.deploy.layout import encode_task
-from d2pfed.deploy.rosters import accept_roster
+from d2pfed.deploy.rosters import accept_head, current_head
 from d2pfed.deploy.state import SavedPhase
 from d2pfed.errors import D2PFedError, PeerError, TooFewClients
 from d2pfed.ledger.client_log import Entry
@@ -75,7 +75,7 @@ class Steps:
     def __init__(self, server, number=0, attempt=0, **invitations):
         self.server, self.session = server, server.session(number, attempt)
         opening = server.opening(self.session.draw)
-        brought = {"roster": server.roster.roster, "opening": opening} | invitations
+        brought = {"roster": server.enrolled, "opening": opening} | invitations
         self.phase = lattice.Convening(lattice.Invitations(session=self.session, **brought))
         self.refused = {}
 
@@ -321,7 +321,7 @@ def test_a_member_whose_roster_has_changed_counts_as_missing(server):
     member = steps.session.members[2]
     config = config_of(server, member)
     newer = sign_roster(server.directory, {}, server.roster.roster, None)
-    accept_roster(config, newer.data)
+    accept_head(config, newer.published.head, newer.published.slip(member))
     steps.contribute().agree().open()
     assert set(steps.refused) == {member}
     assert np.abs(decoded(server, steps.phase.close()) - np.array([1.0] * 16)).max() < 1.5
@@ -330,7 +330,7 @@ def test_a_member_whose_roster_has_changed_counts_as_missing(server):
 def test_another_protocols_request_is_refused_under_a_lattice_plan(server):
     config = config_of(server, 0)
     with pytest.raises(PeerError, match="agreed on in the lattice protocol"):
-        client_attempt.agreed_plan(config, server.roster.roster, server.run, 0, Protocol.STANDING)
+        client_attempt.agreed_plan(config, current_head(config)[0], server.run, 0, Protocol.STANDING)
 
 
 REQUESTS = ("convene", "contribute", "agree", "open")

@@ -6,8 +6,8 @@ import pytest
 
 from d2pfed.deploy import rosters
 from d2pfed.deploy.config import read_client_config, read_secret
-from d2pfed.deploy.heads import accept_head, current_head, publish_head, read_head
-from d2pfed.deploy.rosters import accept_roster
+from d2pfed.deploy.heads import publish_head, read_head
+from d2pfed.deploy.rosters import accept_head, accept_roster, current_head
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.client_log import Entry
 from d2pfed.numerics.randomness import digest
@@ -110,3 +110,18 @@ def test_what_is_published_belongs_to_its_roster(place):
 def test_a_directory_without_a_head_says_where_one_comes_from(place):
     with pytest.raises(ConfigError, match="it comes with a run's announcement"):
         current_head(place.config)
+
+
+def test_a_server_without_certificates_has_no_head_to_announce(place):
+    assert read_head(place.directory / "nothing", place.first.roster) is None
+
+
+def test_without_a_roster_the_last_key_of_a_peer_counts(place):
+    """A peer that has a new key begins again at a lower row: the old key's position must not hide the new one's."""
+    peers = rosters.Positions(place.directory / "peers", None)
+    old, new = bytes(31) + b"\x01", bytes(31) + b"\x02"
+    shown = [sign_position(digest("secret"), bytes(32), 2, count, digest("head")) for count in (9, 3, 2)]
+    peers.keep({2: shown[0]}, {2: old})
+    peers.keep({2: shown[1]}, {2: new})
+    peers.keep({2: shown[2]}, {2: new})
+    assert peers.latest() == {2: shown[1]}

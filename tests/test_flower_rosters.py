@@ -7,7 +7,7 @@ import pytest
 from d2pfed.deploy import rosters
 from d2pfed.deploy.account import ALL
 from d2pfed.deploy.config import init_client, read_client_config, read_secret
-from d2pfed.deploy.rosters import SignedRoster, accept_roster, current_roster, read_own_roster
+from d2pfed.deploy.rosters import SignedRoster, accept_roster, current_roster, read_own_issue
 from d2pfed.errors import ConfigError, LedgerError, PeerError
 from d2pfed.ledger.client_log import Entry
 from d2pfed.numerics.randomness import digest
@@ -49,7 +49,7 @@ def test_a_roster_is_kept_and_in_the_log_and_outside_of_it(place):
 def test_a_newer_roster_takes_the_place_of_the_one_before(place):
     second = renewed(place)
     accept_roster(place.config, second.data)
-    assert read_own_roster(place.config).serial == 2
+    assert read_own_issue(place.config).serial == 2
 
 
 def test_an_older_roster_is_refused_even_when_it_is_put_back_by_hand(place):

@@ -465,7 +465,7 @@ def test_four_rosters_are_counted_on():
     @dataclass(frozen=True)
     class Roster:
         depth: int | None
-        keys: tuple = (1, 2, 3)
+        clients: tuple = (1, 2, 3)
 
     assert enrolled_in(None) is None
     for depth, draws in ((None, 0), (0, 4), (5, 4 * 32)):

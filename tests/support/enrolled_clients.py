@@ -6,11 +6,13 @@ from pathlib import Path
 
 from d2pfed.accounting import SERVER, Sampling
 from d2pfed.deploy.config import init_client, make_secret, read_secret
+from d2pfed.deploy.heads import PublishedHead
 from d2pfed.deploy.rosters import DrawCommitment, SignedRoster, make_draws, next_roster
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, PrivacyTarget, calibrate
 from d2pfed.secagg import Roster, encode_roster
 from d2pfed.secagg.crypto import signing_public
+from d2pfed.secagg.heads import certify, encode_head, head_of
 from d2pfed.secagg.trust import Consistency
 
 DEPTH = 6
@@ -84,7 +86,8 @@ def sign_roster(
         entropy=Entropy.system(),
         **(options | changes),
     )
-    return SignedRoster(roster, encode_roster(roster, secret))
+    published = PublishedHead(encode_head(head_of(roster), secret), certify(roster, secret))
+    return SignedRoster(roster, encode_roster(roster, secret), published)
 
 
 def make_plan(clients: int = 5, rounds: int = 2, **changes: object) -> Plan:

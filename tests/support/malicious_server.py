@@ -1,7 +1,7 @@
 """A server that sends what a test wants it to send, to clients in real directories; needs no Flower."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from d2pfed.deploy.requests import Blob, ExchangeRequest, RequestKind, RunAnnoun
 from d2pfed.deploy.rosters import Draws, SignedRoster
 from d2pfed.errors import D2PFedError
 from d2pfed.numerics import canonical
-from d2pfed.plan import Plan
+from d2pfed.plan import Plan, Protocol
 from d2pfed.round import Attempt, Invite, gather, rotation_seed, session_of
 from d2pfed.secagg import Session, Sum
 from d2pfed.secagg.draws import draw_key, draw_order
@@ -68,11 +68,23 @@ class MaliciousServer:
 
     def announcement(self) -> RunAnnouncement:
         plan = canonical.encode(self.plan)
-        return RunAnnouncement(self.run, plan, self.layout.encode(), self.first_draw, self.roster.data)
+        data = self.roster.published.head if self.is_by_slot else self.roster.data
+        return RunAnnouncement(self.run, plan, self.layout.encode(), self.first_draw, data)
+
+    @property
+    def is_by_slot(self) -> bool:
+        """Whether clients hold the head of the roster."""
+        return self.plan.protocol is Protocol.LATTICE
+
+    @property
+    def enrolled(self):
+        """The roster as sessions go by it."""
+        return self.roster.published.certified if self.is_by_slot else self.roster.roster
 
     def announce(self, *clients: int) -> None:
         for client in clients or self.roster.roster.clients:
-            self.ask(client, RequestKind.ANNOUNCEMENT, self.announcement().encode())
+            slip = self.roster.published.slip(client) if self.is_by_slot else b""
+            self.ask(client, RequestKind.ANNOUNCEMENT, replace(self.announcement(), slip=slip).encode())
 
     def draw(self, number: int, attempt: int) -> int:
         return self.first_draw + number * self.plan.attempts_per_round + attempt
@@ -86,8 +98,9 @@ class MaliciousServer:
             order = draw_order(key, roster.clients, self.plan.sampling, block)
         where = place if roster.depth is not None else 0
         named = Attempt(self.run, number, attempt)
+        order = tuple(map(self.enrolled.name, order))
         return session_of(
-            self.plan, named, tuple(sorted(order)), roster=roster, draw=where, block=block, order=order
+            self.plan, named, tuple(sorted(order)), roster=self.enrolled, draw=where, block=block, order=order
         )
 
     def opening(self, draw: int):
@@ -97,7 +110,9 @@ class MaliciousServer:
     def invitation(self, client: int = 0, number: int = 0, attempt: int = 0, **options: object) -> bytes:
         session = self.session(number, attempt, **options)
         opening = self.opening(session.draw)
-        return encode_invitation(session, session.rank(client), opening, self.remembered.get(client))
+        return encode_invitation(
+            session, session.rank(self.enrolled.name(client)), opening, self.remembered.get(client)
+        )
 
     def invite(self, client: int = 0, number: int = 0, attempt: int = 0, **options: object) -> bytes:
         return self.ask_frame(client, self.invitation(client, number, attempt, **options))
@@ -118,7 +133,7 @@ class MaliciousServer:
         self.refusals.clear()
         session = self.session(number, attempt)
         invite = Invite(
-            roster=self.roster.roster,
+            roster=self.enrolled,
             opening=self.opening(session.draw),
             remembered=self.remembered,
             excluded=without,

@@ -28,7 +28,7 @@ from d2pfed.deploy.rosters import (
     accept_roster,
     make_draws,
     next_roster,
-    read_own_roster,
+    read_own_issue,
     shown_positions,
 )
 from d2pfed.deploy.state import AcceptedRuns
@@ -125,7 +125,7 @@ def show_client(directory: ClientDirectory, json: AsJson = False) -> None:
     config = read_client_config(directory)
     history = config.log.read()
     spending = ClientSpending.of(history)
-    roster, spent = read_own_roster(config), spending.epsilon(config.budget.delta)
+    roster, spent = read_own_issue(config), spending.epsilon(config.budget.delta)
     found = {
         "client": config.client,
         "position": history.head.seq,

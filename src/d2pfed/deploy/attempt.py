@@ -11,7 +11,14 @@ from d2pfed.deploy.account import ClientAccount
 from d2pfed.deploy.config import ClientConfig
 from d2pfed.deploy.layout import Layout
 from d2pfed.deploy.requests import RunAnnouncement
-from d2pfed.deploy.rosters import Positions, accept_roster, current_roster
+from d2pfed.deploy.rosters import (
+    Positions,
+    accept_head,
+    accept_roster,
+    current_head,
+    current_roster,
+    read_own_head,
+)
 from d2pfed.deploy.state import AcceptedRuns, RunTerms, SavedPhase
 from d2pfed.errors import PeerError, RolledBack
 from d2pfed.ledger import decode_release
@@ -22,10 +29,11 @@ from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.plan import Plan, Policy, Protocol, decode_plan
 from d2pfed.plan.bounds import MOST_ATTEMPTS
-from d2pfed.round import AttemptSession, accept_invitation, enrolled_in
+from d2pfed.round import AttemptSession, accept_invitation, enrolled_in, invited_run
 from d2pfed.round.invitation import read_invitation
-from d2pfed.secagg import Client, Contribute, Enrolment, Position, Roster, Session, lattice
+from d2pfed.secagg import Client, Contribute, Enrolment, Position, Session, lattice
 from d2pfed.secagg import History as Memory
+from d2pfed.secagg.heads import SlotEnrolment
 from d2pfed.secagg.roster import sign_position
 from d2pfed.secagg.wire import MessageKind, kind_of
 
@@ -36,10 +44,17 @@ UNCHARGED_A_DAY = 1000  # attempts and epochs that came to nothing, over all run
 _DAY = 86_400
 
 
-def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> None:
-    """Keep the terms of a run that this client's policy, roster and budget allow; no lock is held meanwhile."""
-    plan, layout = decode_plan(announcement.plan), Layout.decode(announcement.layout)
-    enrolment, history = enrolment_of(config, announcement.roster)
+def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> bool:
+    """Keep the terms of a run that this client's policy, roster and budget allow; no lock is held meanwhile.
+
+    Say whether it did: in the lattice protocol it needs its slip under the head that is announced, and may not have it.
+    """
+    plan, layout, slip = decode_plan(announcement.plan), Layout.decode(announcement.layout), announcement.slip
+    if config.secret is not None and plan.protocol is Protocol.LATTICE and not slip:
+        head, slip = read_own_head(config)
+        if head != announcement.roster:
+            return False
+    enrolment, history = enrolment_of(config, plan.protocol, announcement.roster, slip)
     config.policy.check(plan, enrolled_in(None if enrolment is None else enrolment.roster))
     if layout.dimension != plan.codec.rotation.dimension:
         raise PeerError("a plan must be for the parameters of its layout")
@@ -53,6 +68,7 @@ def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> None:
     )
     begun = {str(body["run"]): place for place, body in enumerate(history.bodies(Entry.BEGUN))}
     AcceptedRuns(config.directory).accept(announcement.run, terms, begun)
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +76,7 @@ class ClientAttempt:
     """One client's half of one attempt, between two requests."""
 
     config: ClientConfig
-    enrolment: Enrolment | None
+    enrolment: Enrolment | SlotEnrolment | None
     history: ClientHistory
     terms: RunTerms
     plan: Plan
@@ -77,7 +93,7 @@ class ClientAttempt:
         now = time.time()
         attempt = ClientAttempt.resume(config, SavedPhase("", invitation, now, now + seconds, b""))
         session, plan = attempt.session, attempt.plan
-        if isinstance(session, lattice.Session) and config.client not in session.members:
+        if isinstance(session, lattice.Session) and attempt.name not in session.members:
             raise PeerError(f"client {config.client} is not in the committee that it has computed")
         ClientAccount(config.log, config.budget).require_below_cap(plan, session.run, attempt.history)
 
@@ -98,13 +114,20 @@ class ClientAttempt:
     @staticmethod
     def resume(config: ClientConfig, saved: SavedPhase) -> "ClientAttempt":
         """Go on with what was kept, as the invitation has it."""
-        enrolment, history = enrolment_of(config)
+        run = AcceptedRuns(config.directory).terms(invited_run(saved.invitation))
+        enrolment, history = enrolment_of(config, decode_plan(run.plan).protocol)
         roster = None if enrolment is None else enrolment.roster
         invited = read_invitation(saved.invitation, roster)
-        terms, plan = agreed_plan(config, roster, invited.run, invited.client, Protocol.PAIRWISE, Protocol.LATTICE)
+        protocols = Protocol.PAIRWISE, Protocol.LATTICE
+        terms, plan = agreed_plan(config, enrolment, invited.run, invited.client, *protocols)
         least = config.policy.least_cohort
         session = accept_invitation(plan, saved.invitation, least, roster, terms.first_draw)
         return ClientAttempt(config, enrolment, history, terms, plan, session, saved)
+
+    @property
+    def name(self) -> int:
+        """What the session calls this client."""
+        return name_of(self.config, self.enrolment)
 
     @property
     def row(self) -> dict[str, object]:
@@ -176,7 +199,7 @@ class ClientAttempt:
     def answer(self, request: bytes, contribute: Contribute) -> tuple[bytes, bytes | None]:
         """Return the answer to a request, and the state to be kept for the next one, if there is one."""
         config, memory = self.config, self.memory()
-        if not isinstance(self.session, Session):
+        if not isinstance(self.session, Session) or isinstance(self.enrolment, SlotEnrolment):
             raise PeerError("this attempt is one of the lattice protocol, got a request of another one")
         if self.saved.state:
             state = self.saved.state
@@ -187,19 +210,20 @@ class ClientAttempt:
         with marking_rollbacks(config):
             answer = client.receive(request)
         if self.enrolment is not None and client.met:
-            Positions(config.directory / "peers", self.enrolment.roster.keys).keep(client.met)
+            peers_of(config, self.enrolment).keep(client.met)
         return answer, None if kind_of(answer) == MessageKind.UNMASKING_SHARES else client.save()
 
 
 def agreed_plan(
-    config: ClientConfig, roster: Roster | None, run: str, invited: int, *protocols: Protocol
+    config: ClientConfig, enrolment: Enrolment | SlotEnrolment | None, run: str, invited: int, *protocols: Protocol
 ) -> tuple[RunTerms, Plan]:
     """Return the terms and the plan of a run, if this client is the one invited and its policy allows it still.
 
     `protocols` are those that the request may belong to; the plan says which.
     """
-    if invited != config.client:
+    if invited != name_of(config, enrolment):
         raise PeerError(f"this is client {config.client}, the invitation is for client {invited}")
+    roster = None if enrolment is None else enrolment.roster
     terms = AcceptedRuns(config.directory).terms(run)
     if terms.roster != (b"" if roster is None else roster.digest):  # population and draws may be others
         raise PeerError(f"run {run} was announced under another roster: it must be announced again")
@@ -241,13 +265,26 @@ def note_begun(
         history = config.log.read()
 
 
-def memory_of(config: ClientConfig, enrolment: Enrolment, history: ClientHistory, colluders: int = 0) -> Memory:
+def name_of(config: ClientConfig, enrolment: Enrolment | SlotEnrolment | None) -> int:
+    """Return what sessions call this client: its identity, or its slot where it holds the head of a roster."""
+    return config.client if enrolment is None else enrolment.roster.name(config.client)
+
+
+def peers_of(config: ClientConfig, enrolment: Enrolment | SlotEnrolment) -> Positions:
+    """Return where this client has met others."""
+    keys = enrolment.roster.keys if isinstance(enrolment, Enrolment) else None
+    return Positions(config.directory / "peers", keys)
+
+
+def memory_of(
+    config: ClientConfig, enrolment: Enrolment | SlotEnrolment, history: ClientHistory, colluders: int = 0
+) -> Memory:
     """Return this client's signed position and what it remembers of its peers."""
     roster, head = enrolment.roster, history.head
     return Memory(
         sign_position(enrolment.secret, roster.authority, config.client, head.seq, head.hash),
         lambda count, found: history.holds(Head(count, found)),
-        Positions(config.directory / "peers", roster.keys).latest(),
+        peers_of(config, enrolment).latest(),
         colluders,
     )
 
@@ -291,8 +328,15 @@ def require_beginnings_left(history: ClientHistory, run: str, plan: Plan) -> Non
         )
 
 
-def enrolment_of(config: ClientConfig, brought: bytes = b"") -> tuple[Enrolment | None, ClientHistory]:
-    """Return under which roster this client stands, and its log; without a key it has no roster."""
+def enrolment_of(
+    config: ClientConfig, protocol: Protocol | None, brought: bytes = b"", slip: bytes = b""
+) -> tuple[Enrolment | SlotEnrolment | None, ClientHistory]:
+    """Return under which roster this client stands, and its log; without a key it has no roster.
+
+    In the lattice protocol it goes by the head and its slip alone, in the others by the whole roster.
+    """
     if config.secret is None:
         return None, config.log.read()
+    if protocol is Protocol.LATTICE:
+        return accept_head(config, brought, slip) if brought else current_head(config)
     return accept_roster(config, brought) if brought else current_roster(config)

@@ -87,7 +87,8 @@ class PrivateClient:
             announcement = RunAnnouncement.decode(data)
             SavedPhases(self.config.directory).sweep()
             sweep_members(self.config)
-            accept_run(self.config, announcement)
+            if not accept_run(self.config, announcement):
+                return RunAcceptance(self.config.client, b"").encode()
             statement = announcement.statement(self.node, self.config.client)
             signature = b"" if self.config.secret is None else sign(self.config.secret, statement)
             return RunAcceptance(self.config.client, signature).encode()

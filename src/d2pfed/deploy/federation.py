@@ -15,7 +15,7 @@ from d2pfed.deploy.transport import ClientExchange, Deadlines, NodeRegistry, Tra
 from d2pfed.errors import ConfigError, DamagedFile, TooFewClients, VoidStep
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
-from d2pfed.plan import Plan
+from d2pfed.plan import Plan, Protocol
 from d2pfed.round import Attempt, AttemptSession, Collected, Invite, OpenSum, StandingRun, gather, session_of
 from d2pfed.round.aggregation import ignore
 from d2pfed.round.standing import ASSUMPTIONS
@@ -23,6 +23,7 @@ from d2pfed.runs import ExchangeRecord, Run
 from d2pfed.runs.directory import RunDirectory
 from d2pfed.secagg import Roster, Sum, standing
 from d2pfed.secagg.draws import Opening, draw_key, draw_order
+from d2pfed.secagg.heads import CertifiedRoster
 from d2pfed.secagg.wire import ClientId, MessageKind
 from d2pfed.training import Cohorts
 
@@ -110,10 +111,21 @@ class Deployment:
 
     def registry(self, first_draw: int) -> NodeRegistry:
         """Return the registry of nodes, which announces the run."""
-        data, known = (b"", None) if self.roster is None else (self.roster.data, self.roster.roster)
+        signed, enrolled = self.roster, self.enrolled()
+        published = signed.published if signed is not None and isinstance(enrolled, CertifiedRoster) else None
+        known = None if signed is None else signed.roster
+        data = b"" if signed is None else signed.data if published is None else published.head
         plan, layout = canonical.encode(self.plan), self.layout.encode()
         announcement = RunAnnouncement(self.run.name, plan, layout, first_draw, data)
-        return NodeRegistry(self.transport, announcement, frozenset(self.population), known)
+        return NodeRegistry(self.transport, announcement, frozenset(self.population), known, published)
+
+    def enrolled(self) -> Roster | CertifiedRoster | None:
+        """Return who is enrolled, with all certificates in the lattice protocol, whose clients hold no roster."""
+        if self.roster is None or self.plan.protocol is not Protocol.LATTICE:
+            return None if self.roster is None else self.roster.roster
+        if self.roster.published is None:
+            raise ConfigError("the lattice protocol needs roster.head and roster.certificates beside the roster")
+        return self.roster.published.certified
 
     def memory(self) -> Positions | None:
         """Return the server's memory of its clients' positions; None where nobody is enrolled."""
@@ -194,8 +206,7 @@ class CohortFederation:
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
-        self._plan, roster = deployment.plan, deployment.roster
-        self._roster = None if roster is None else roster.roster
+        self._plan, self._roster = deployment.plan, deployment.enrolled()
         self._cohorts = CohortSource(deployment)
         self._participation = ParticipationLog(deployment.run.directory)
         self._registry = deployment.registry(self._cohorts.first_draw)
@@ -230,10 +241,13 @@ class CohortFederation:
         return drawn
 
     def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> AttemptSession:
-        """Return the session of an attempt, bound to the roster and its draw."""
+        """Return the session of an attempt, bound to the roster and its draw, by its own names of clients."""
         drawn, roster = self._drawn, self._roster
+        order = drawn.order
+        if roster is not None:
+            cohort, order = tuple(map(roster.name, cohort)), tuple(map(roster.name, order))
         return session_of(
-            self._plan, attempt, cohort, roster=roster, draw=drawn.draw, block=drawn.block, order=drawn.order
+            self._plan, attempt, cohort, roster=roster, draw=drawn.draw, block=drawn.block, order=order
         )
 
     def collect(

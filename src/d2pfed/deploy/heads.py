@@ -1,30 +1,13 @@
-"""Heads of rosters and their certificates: what an authority publishes and a client goes by that holds no roster."""
+"""Heads of rosters and their certificates: what an authority publishes for clients that hold no roster."""
 
-import time
-from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 
-from d2pfed.deploy.config import ClientConfig
-from d2pfed.deploy.rosters import Clock, log_issued, secret_of
 from d2pfed.errors import ConfigError
-from d2pfed.ledger.client_log import ClientHistory
-from d2pfed.ledger.files import FileError, create_file, read_file, replace_file
-from d2pfed.ledger.rows import Head as Position
+from d2pfed.ledger.files import create_file
 from d2pfed.secagg import Roster
-from d2pfed.secagg.heads import (
-    CertifiedRoster,
-    SlotEnrolment,
-    certify,
-    decode_certificates,
-    decode_head,
-    decode_slip,
-    encode_head,
-    head_of,
-)
-from d2pfed.secagg.wire import ClientId, pack_integer
-
-_FILE = "roster-head"  # in a client's directory
+from d2pfed.secagg.heads import CertifiedRoster, certify, decode_certificates, decode_head, encode_head, head_of
+from d2pfed.secagg.wire import ClientId
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +19,7 @@ class PublishedHead:
 
     def slip(self, client: ClientId) -> bytes:
         """Return the bytes for one client."""
-        self.certified.roster.key(client)
-        return self.certified.slip(bisect_left(self.certified.roster.clients, client))
+        return self.certified.slip(self.certified.name(client))
 
 
 def publish_head(file: Path, roster: Roster, authority_secret: bytes) -> None:
@@ -46,8 +28,10 @@ def publish_head(file: Path, roster: Roster, authority_secret: bytes) -> None:
     create_file(_beside(file, "certificates"), certify(roster, authority_secret).encode(), mode=0o644)
 
 
-def read_head(file: Path, roster: Roster) -> PublishedHead:
-    """Return the head and the certificates beside a roster's file, if they are that roster's."""
+def read_head(file: Path, roster: Roster) -> PublishedHead | None:
+    """Return the head and the certificates beside a roster's file, if there are some; refuse another roster's."""
+    if not _beside(file, "head").exists():
+        return None
     head = _beside(file, "head").read_bytes()
     if decode_head(head, roster.authority) != head_of(roster):
         raise ConfigError(f"{_beside(file, 'head')} is the head of another roster than {roster.serial}")
@@ -56,29 +40,3 @@ def read_head(file: Path, roster: Roster) -> PublishedHead:
 
 def _beside(file: Path, name: str) -> Path:
     return file.with_name(f"{file.name}.{name}")
-
-
-def accept_head(
-    config: ClientConfig, data: bytes, slip: bytes, clock: Clock = time.time
-) -> tuple[SlotEnrolment, ClientHistory]:
-    """Return the enrolment under a roster's head and this client's slip, if it may go by them; the log knows it then.
-
-    Guarantee: that of `accept_roster`, without the roster. Checked: test_flower_heads.py.
-    """
-    head = decode_head(data, config.authority)
-    own, floor = decode_slip(slip, head, config.client)
-    enrolment = SlotEnrolment(secret_of(config), own)
-    history = log_issued(config, head, enrolment, Position(*floor), clock)
-    file, kept = config.directory / _FILE, pack_integer(len(data), 4) + data + slip
-    if read_file(file) != kept:
-        replace_file(file, kept)
-    return enrolment, history
-
-
-def current_head(config: ClientConfig, clock: Clock = time.time) -> tuple[SlotEnrolment, ClientHistory]:
-    """Return the enrolment under the head and the slip that this client has."""
-    kept = read_file(config.directory / _FILE)
-    if kept is None:
-        raise FileError(f"there is no head of a roster in {config.directory}: it comes with a run's announcement")
-    size = 4 + int.from_bytes(kept[:4], "little")
-    return accept_head(config, kept[4:size], kept[size:], clock)

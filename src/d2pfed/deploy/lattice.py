@@ -7,10 +7,9 @@ restores, until its answer takes the key's place.
 from collections.abc import Callable
 from dataclasses import replace
 
-from d2pfed.deploy.attempt import ClientAttempt, marking_rollbacks
+from d2pfed.deploy.attempt import ClientAttempt, marking_rollbacks, peers_of
 from d2pfed.deploy.config import ClientConfig
 from d2pfed.deploy.requests import ExchangeRequest
-from d2pfed.deploy.rosters import Positions
 from d2pfed.deploy.standing import KeyFile, key_place
 from d2pfed.deploy.state import SavedPhase
 from d2pfed.errors import PeerError
@@ -19,6 +18,7 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.round import LatticeClient
 from d2pfed.secagg import Position, lattice
+from d2pfed.secagg.lattice.messages import decode_survivors
 from d2pfed.secagg.wire import MessageKind, binding_of, kind_of
 
 LATTICE_REQUESTS = (
@@ -72,7 +72,11 @@ def _answer_as_member(config: ClientConfig, keys: KeyFile, frame: bytes) -> byte
         except PeerError as refusal:
             return replace(saved, state=b"").encode(), refusal
         if attempt.enrolment is not None and client.met:
-            Positions(config.directory / "peers", attempt.enrolment.roster.keys).keep(client.met)
+            shown = decode_survivors(client.own.session, client.own.rank, frame).signed.values()
+            keys = {
+                each.certificate.client: each.certificate.key for each in shown if each.certificate is not None
+            }
+            peers_of(config, attempt.enrolment).keep(client.met, keys)
         return kept(attempt, client), answer
 
     if not keys.holds_any():

@@ -26,7 +26,7 @@ HAS_KEYS, HAS_NO_KEYS = b"\x01", b"\x00"  # answers to a request for presence
 MISSING = b""  # the answer of a client that lacks the blob that a request refers to
 
 # The fields of an announcement, and how many bytes each may have.
-_FIELDS = {"a run's name": 255, "a plan": 1 << 16, "a layout": 1 << 22, "a roster": 1 << 26}
+_FIELDS = {"a run's name": 255, "a plan": 1 << 16, "a layout": 1 << 22, "a roster": 1 << 26, "a slip": 1 << 10}
 _ID_BYTES = 8
 _SIZE_BYTES = 4
 _TIME_BYTES = 8
@@ -64,17 +64,22 @@ def _require_versions(reader: Reader, whose: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunAnnouncement:
-    """The first request of a run: its name, plan, model layout, first draw and, for enrolled clients, the roster."""
+    """The first request of a run: its name, plan, model layout, first draw and, for enrolled clients, the roster.
+
+    In the lattice protocol the head stands for the roster. A client that has no slip under it accepts without a
+    signature, and gets the announcement again with its slip.
+    """
 
     run: str
     plan: str
     layout: str
     first_draw: int = 0
-    roster: bytes = b""  # as the authority has signed it; empty where no client is enrolled
+    roster: bytes = b""  # or its head, as the authority has signed it; empty where no client is enrolled
+    slip: bytes = b""  # the receiver's own, which need not be sent twice
 
     def encode(self) -> bytes:
         """Return the bytes of the request."""
-        fields = (self.run.encode(), self.plan.encode(), self.layout.encode(), self.roster)
+        fields = (self.run.encode(), self.plan.encode(), self.layout.encode(), self.roster, self.slip)
         sized = (pack_integer(len(field), _SIZE_BYTES) + field for field in fields)
         return b"".join((_pack_versions(), pack_integer(self.first_draw, 8), *sized))
 
@@ -98,7 +103,7 @@ class RunAnnouncement:
             raise PeerError("a run needs a name of printable characters")
         if first >= MAX_DRAWS:
             raise PeerError(f"a run's first draw must be in [0, {MAX_DRAWS})")
-        return RunAnnouncement(run, plan, layout, first, fields[3])
+        return RunAnnouncement(run, plan, layout, first, *fields[3:])
 
     def statement(self, node: int, client: ClientId) -> bytes:
         """Return what an enrolled client signs: that this node speaks for it in this run."""
@@ -108,7 +113,10 @@ class RunAnnouncement:
 
 @dataclass(frozen=True, slots=True)
 class RunAcceptance:
-    """The answer to an announcement: which client the node speaks for, and its signature, empty if not enrolled."""
+    """The answer to an announcement: which client the node speaks for, and its signature.
+
+    The signature is empty if the client is not enrolled, or needs its slip first.
+    """
 
     client: ClientId
     signature: bytes

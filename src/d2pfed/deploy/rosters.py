@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from d2pfed.deploy.config import ClientConfig, decode_public
+from d2pfed.deploy.heads import PublishedHead, read_head
 from d2pfed.errors import ConfigError, DamagedFile, PeerError
 from d2pfed.ledger.client_log import ClientHistory, Entry
 from d2pfed.ledger.files import (
@@ -26,7 +27,7 @@ from d2pfed.numerics.randomness import KEY_BYTES, Entropy, digest
 from d2pfed.secagg import Enrolment, Roster, decode_roster, issue_roster
 from d2pfed.secagg.draws import MOST_DEPTH, DrawTree
 from d2pfed.secagg.heads import Head as RosterHead
-from d2pfed.secagg.heads import SlotEnrolment
+from d2pfed.secagg.heads import SlotEnrolment, decode_head, decode_slip
 from d2pfed.secagg.roster import (
     NO_ROOT,
     POSITION_BYTES,
@@ -43,7 +44,7 @@ _log = logging.getLogger("d2pfed.deploy")
 
 DEPTH = 12  # 4,096 draws for all runs under one roster
 
-_FILE = "roster"  # in a client's directory
+_FILE, _HEAD_FILE = "roster", "roster-head"  # in a client's directory
 _ID_BYTES, _KEY_BYTES = 8, 8  # of a position's record
 _RECORD_BYTES = _ID_BYTES + _KEY_BYTES + POSITION_BYTES
 _SPARE_RECORDS = 1 << 10  # that a file of positions may hold beside the latest ones before it is written anew
@@ -53,16 +54,21 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class SignedRoster:
-    """A roster and its bytes as the authority has signed them, which travel to the clients."""
+    """A roster and its bytes as the authority has signed them; its head and certificates, if they were published.
+
+    The bytes, or the head and a slip for each, travel to the clients.
+    """
 
     roster: Roster
     data: bytes
+    published: PublishedHead | None = None
 
 
 def read_roster(file: Path, authority: str) -> SignedRoster:
     """Return the roster in a file, if this authority (its public key in hexadecimal) has signed it."""
     data = file.read_bytes()
-    return SignedRoster(decode_roster(data, decode_public(authority)), data)
+    roster = decode_roster(data, decode_public(authority))
+    return SignedRoster(roster, data, read_head(file, roster))
 
 
 def accept_roster(config: ClientConfig, data: bytes, clock: Clock = time.time) -> tuple[Enrolment, ClientHistory]:
@@ -79,6 +85,38 @@ def accept_roster(config: ClientConfig, data: bytes, clock: Clock = time.time) -
     if read_file(file) != data:
         replace_file(file, data)
     return enrolment, history
+
+
+def accept_head(
+    config: ClientConfig, data: bytes, slip: bytes, clock: Clock = time.time
+) -> tuple[SlotEnrolment, ClientHistory]:
+    """Return the enrolment under a roster's head and this client's slip, if it may go by them; the log knows it then.
+
+    Guarantee: that of `accept_roster`, without the roster. Checked: test_flower_heads.py.
+    """
+    head = decode_head(data, config.authority)
+    own, floor = decode_slip(slip, head, config.client)
+    enrolment = SlotEnrolment(secret_of(config), own)
+    history = log_issued(config, head, enrolment, Head(*floor), clock)
+    file, kept = config.directory / _HEAD_FILE, pack_integer(len(data), 4) + data + slip
+    if read_file(file) != kept:
+        replace_file(file, kept)
+    return enrolment, history
+
+
+def current_head(config: ClientConfig, clock: Clock = time.time) -> tuple[SlotEnrolment, ClientHistory]:
+    """Return the enrolment under the head and the slip that this client has."""
+    head, slip = read_own_head(config)
+    if not head:
+        raise FileError(f"there is no head of a roster in {config.directory}: it comes with a run's announcement")
+    return accept_head(config, head, slip, clock)
+
+
+def read_own_head(config: ClientConfig) -> tuple[bytes, bytes]:
+    """Return the head and the slip in a client's directory, still to be checked; no bytes where there are none."""
+    kept = read_file(config.directory / _HEAD_FILE) or bytes(4)
+    size = 4 + int.from_bytes(kept[:4], "little")
+    return kept[4:size], kept[size:]
 
 
 def secret_of(config: ClientConfig) -> bytes:
@@ -137,10 +175,13 @@ def current_roster(config: ClientConfig, clock: Clock = time.time) -> tuple[Enro
     return accept_roster(config, data, clock)
 
 
-def read_own_roster(config: ClientConfig) -> Roster | None:
-    """Return the roster in a client's directory, whether it is still good or not."""
-    data = read_file(config.directory / _FILE)
-    return None if data is None else decode_roster(data, config.authority)
+def read_own_issue(config: ClientConfig) -> Roster | RosterHead | None:
+    """Return the latest roster or head in a client's directory, whether it is still good or not."""
+    data, (head, _) = read_file(config.directory / _FILE), read_own_head(config)
+    found: list[Roster | RosterHead] = [] if data is None else [decode_roster(data, config.authority)]
+    if head:
+        found.append(decode_head(head, config.authority))
+    return max(found, key=lambda each: each.serial, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,30 +272,37 @@ class Positions:
     """What one party remembers of others' logs: an append-only file of positions out of signed adverts.
 
     A position's own signature is checked by the client that it is shown to, and by the authority before it is a floor.
-    `keys` are the clients' public keys of today: what somebody showed under another key is of no use any more.
+    `keys` are the clients' public keys of today: what somebody showed under another key is of no use any more. A client
+    that holds no roster (None) learns keys from certificates: the last key under which it has met somebody counts.
 
     Guarantee: once kept, a position is forgotten only for a higher one of the same client, whatever crashes: a server
     that ends an attempt early, or a client that shows an older one, erases nothing. Checked: test_flower_positions.py.
     """
 
     file: Path
-    keys: Mapping[ClientId, bytes]
+    keys: Mapping[ClientId, bytes] | None
 
     def latest(self) -> dict[ClientId, Position]:
         """Return the latest position of each client."""
-        return self._latest(read_file(self.file) or b"")
+        return {client: position for client, (_, position) in self._latest(read_file(self.file) or b"").items()}
 
-    def keep(self, shown: Mapping[ClientId, Position]) -> None:
-        """Keep the positions that are later than the ones before, on the disk when this returns."""
+    def keep(self, shown: Mapping[ClientId, Position], keys: Mapping[ClientId, bytes] | None = None) -> None:
+        """Keep the positions that are later than the ones before, on the disk when this returns.
+
+        `keys` are those that certificates have shown, where there is no roster.
+        """
+        tags = {client: key_tag((keys or self.keys or {})[client]) for client in shown}
         with locked(self.file.with_name(f"{self.file.name}.lock")):
             data = read_file(self.file)
             if data is None:
                 replace_file(self.file, data := b"")
             known = self._latest(data)
             later = {
-                client: position
+                client: (tags[client], position)
                 for client, position in shown.items()
-                if client not in known or position.count > known[client].count
+                if client not in known
+                or known[client][0] != tags[client]
+                or position.count > known[client][1].count
             }
             if len(data) > (2 * len(known) + _SPARE_RECORDS) * _RECORD_BYTES:
                 replace_file(self.file, self._pack(known | later))
@@ -263,26 +311,32 @@ class Positions:
                     truncate_file(self.file, len(data) - torn)
                 append_file(self.file, self._pack(later))
 
-    def _pack(self, positions: Mapping[ClientId, Position]) -> bytes:
+    def _pack(self, positions: Mapping[ClientId, tuple[bytes, Position]]) -> bytes:
         return b"".join(
-            pack_integer(client, _ID_BYTES)
-            + digest("d2pfed position key", self.keys[client])[:_KEY_BYTES]
-            + position.pack()
-            for client, position in positions.items()
+            pack_integer(client, _ID_BYTES) + tag + position.pack()
+            for client, (tag, position) in positions.items()
         )
 
-    def _latest(self, data: bytes) -> dict[ClientId, Position]:
-        latest: dict[ClientId, Position] = {}
-        tags = {client: digest("d2pfed position key", key)[:_KEY_BYTES] for client, key in self.keys.items()}
+    def _latest(self, data: bytes) -> dict[ClientId, tuple[bytes, Position]]:
+        """Return the latest position of each client, and the tag of the key that it was shown under."""
+        latest: dict[ClientId, tuple[bytes, Position]] = {}
+        tags = None if self.keys is None else {client: key_tag(key) for client, key in self.keys.items()}
         for start in range(0, len(data) - _RECORD_BYTES + 1, _RECORD_BYTES):
             record = data[start : start + _RECORD_BYTES]
             client = int.from_bytes(record[:_ID_BYTES], "little")
-            if tags.get(client) != record[_ID_BYTES : _ID_BYTES + _KEY_BYTES]:
+            tag = record[_ID_BYTES : _ID_BYTES + _KEY_BYTES]
+            if tags is not None and tags.get(client) != tag:
                 continue
             position = unpack_position(record[_ID_BYTES + _KEY_BYTES :])
-            if client not in latest or position.count > latest[client].count:
-                latest[client] = position
+            before = latest.get(client)
+            if before is None or before[0] != tag or position.count > before[1].count:
+                latest[client] = tag, position
         return latest
+
+
+def key_tag(key: bytes) -> bytes:
+    """Return what stands for a public key beside a position that was shown under it."""
+    return digest("d2pfed position key", key)[:_KEY_BYTES]
 
 
 def shown_positions(before: Roster | None, files: Iterable[Path]) -> dict[ClientId, Position]:

@@ -13,10 +13,10 @@ from d2pfed.deploy.attempt import (
     marking_rollbacks,
     memory_of,
     note_begun,
+    peers_of,
     require_beginnings_left,
 )
 from d2pfed.deploy.config import ClientConfig
-from d2pfed.deploy.rosters import Positions
 from d2pfed.deploy.state import RunTerms
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger import decode_release
@@ -93,7 +93,7 @@ def answer_standing(config: ClientConfig, frame: bytes, contribute: ContributeSt
         return join(invitation, b"" if ready.state is None else ready.state.encode()), ready
 
     ready = keys.update(agree)
-    Positions(config.directory / "peers", silo.enrolment.roster.keys).keep(ready.met)
+    peers_of(config, silo.enrolment).keep(ready.met)
     return ready.answer
 
 
@@ -128,11 +128,11 @@ class SiloEpoch:
     @staticmethod
     def of(config: ClientConfig, invitation: bytes, keys: "KeyFile | None" = None) -> "SiloEpoch":
         """Check an invitation; without `keys` it is a new one, and refused here where keys have no place to live."""
-        enrolment, history = enrolment_of(config)
-        if enrolment is None:
+        enrolment, history = enrolment_of(config, Protocol.STANDING)
+        if not isinstance(enrolment, Enrolment):
             raise PeerError("standing keys are for enrolled clients, and this one is not")
         invited = standing.decode_invitation(invitation)
-        terms, plan = agreed_plan(config, enrolment.roster, invited.run, invited.client, Protocol.STANDING)
+        terms, plan = agreed_plan(config, enrolment, invited.run, invited.client, Protocol.STANDING)
         epoch, least = accept_standing_invitation(plan, invitation, enrolment.roster), config.policy.least_cohort
         if len(epoch.cohort) < least:
             raise PeerError(f"an epoch must have at least {least} silos, got {len(epoch.cohort)}")

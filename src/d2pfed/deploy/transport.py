@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Protocol
 
+from d2pfed.deploy.heads import PublishedHead
 from d2pfed.deploy.layout import encode_model
 from d2pfed.deploy.requests import (
     HAS_KEYS,
@@ -181,9 +182,11 @@ class NodeRegistry:
     announcement: RunAnnouncement
     population: frozenset[ClientId]
     roster: Roster | None
+    published: PublishedHead | None = None  # where the head is announced, and each client gets its slip
     nodes: dict[ClientId, int] = field(default_factory=dict)  # of each client that has accepted the run
     _asked: set[int] = field(default_factory=set)
     _failed: set[int] = field(default_factory=set)
+    _slipped: set[int] = field(default_factory=set)  # who was sent a slip, once for each time it is asked
     _waiting: dict[str, int] = field(default_factory=dict)
     _since: dict[str, float] = field(default_factory=dict)
     _absent: set[ClientId] = field(default_factory=set)
@@ -232,22 +235,34 @@ class NodeRegistry:
             self._asked.discard(self.nodes.pop(client))  # when it comes back, it is told of the run again
         for late in [each for each in self._waiting if time.monotonic() - self._since[each] > _AGAIN_SECONDS]:
             self._asked.discard(self._waiting.pop(late))  # lost on the way: to answer twice changes nothing
-        kind, data = RequestKind.ANNOUNCEMENT, self.announcement.encode()
+        data = self.announcement.encode()
         for node in sorted(connected - self._asked):
-            request = self.transport.send(kind, data, node, _ANNOUNCEMENT, seconds)
-            if request is not None:
-                self._asked.add(node)
-                self._waiting[request] = node
-                self._since[request] = time.monotonic()
-        for request, answer in self.transport.pull(kind, _ANNOUNCEMENT, self._waiting):
+            self._slipped.discard(node)
+            self._announce(node, data, seconds)
+        for request, answer in self.transport.pull(RequestKind.ANNOUNCEMENT, _ANNOUNCEMENT, self._waiting):
             node = self._waiting.pop(request)
             if answer is None:
                 self._failed.add(node)
                 continue
             try:
-                self._identify(node, RunAcceptance.decode(answer))
+                self._take(node, RunAcceptance.decode(answer), seconds)
             except PeerError as error:
                 self.transport.refuse(_ANNOUNCEMENT, node, "identity", error)
+
+    def _announce(self, node: int, data: bytes, seconds: float) -> None:
+        request = self.transport.send(RequestKind.ANNOUNCEMENT, data, node, _ANNOUNCEMENT, seconds)
+        if request is not None:
+            self._asked.add(node)
+            self._waiting[request] = node
+            self._since[request] = time.monotonic()
+
+    def _take(self, node: int, answer: RunAcceptance, seconds: float) -> None:
+        """Send a client its slip if it asks for one, which tells nothing secret; else note which client it is."""
+        if self.published is None or answer.signature or node in self._slipped:
+            return self._identify(node, answer)
+        self._slipped.add(node)
+        slip = self.published.slip(answer.client)
+        return self._announce(node, replace(self.announcement, slip=slip).encode(), seconds)
 
     def _identify(self, node: int, answer: RunAcceptance) -> None:
         """Note which client a node speaks for, by its signature where clients are enrolled."""

@@ -18,12 +18,13 @@ _PARAMETER_BYTES = 4  # a model is sent as 32-bit floats
 
 @dataclass(frozen=True, slots=True)
 class PlanTraffic:
-    """Bytes of an attempt in which nobody drops out, and of the roster, which a client receives once.
+    """Bytes of an attempt in which nobody drops out, and of what a client receives once of the roster.
 
     Attributes:
         client: an ordinary client's.
         member: that of a member of the committee, where there is one.
-        roster: how long the list of all enrolled clients is; 0 where nobody is enrolled.
+        roster: the list of all enrolled clients, in the lattice protocol its head and the client's own slip; 0 where
+            nobody is enrolled.
     """
 
     client: Traffic
@@ -50,9 +51,13 @@ def traffic_of(plan: Plan) -> PlanTraffic | None:
     }
     if plan.committee is not None and plan.secret is not None:
         members = cohort[: plan.committee.size]
-        session = LatticeSession(**named, members=members, secret=plan.secret, committee=plan.committee)
+        session = LatticeSession(
+            **named, members=members, secret=plan.secret, committee=plan.committee, is_by_slot=is_signed
+        )
         sizes = session, depth, model
-        return PlanTraffic(traffic.lattice_traffic(*sizes), traffic.member_traffic(*sizes), roster)
+        return PlanTraffic(
+            traffic.lattice_traffic(*sizes), traffic.member_traffic(*sizes), traffic.head_bytes() * is_signed
+        )
     match plan.protocol:
         case Protocol.STANDING:
             sent = traffic.standing_traffic(plan.cohort_size, plan.ring.packed_bytes(plan.codec.length), model)

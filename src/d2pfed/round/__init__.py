@@ -13,7 +13,7 @@ from d2pfed.round.aggregation import (
     gather,
     run_plan,
 )
-from d2pfed.round.invitation import accept_invitation, accept_standing_invitation, enrolled_in
+from d2pfed.round.invitation import accept_invitation, accept_standing_invitation, enrolled_in, invited_run
 from d2pfed.round.lattice import LatticeClient
 from d2pfed.round.local_sum import Fidelity, local_sum, require_fidelity
 from d2pfed.round.participant import Batch, Batches, Participant, Units, require_clip, require_fixed_clip
@@ -38,6 +38,7 @@ __all__ = [
     "StandingMemory",
     "StandingSteps",
     "enrolled_in",
+    "invited_run",
     "require_clip",
     "require_fixed_clip",
     "Attempts",

@@ -32,6 +32,7 @@ from d2pfed.secagg import (
     lattice,
 )
 from d2pfed.secagg.draws import Opening
+from d2pfed.secagg.heads import CertifiedRoster
 from d2pfed.secagg.trust import Consistency
 
 FEWEST = 2  # clients of a cohort that one can hide among
@@ -144,7 +145,7 @@ def ignore(*_told: object) -> None:
 class Invite:
     """What the server brings to an attempt of enrolled clients."""
 
-    roster: Roster | None = None
+    roster: Roster | CertifiedRoster | None = None  # with certificates in the lattice protocol
     opening: Opening | None = None  # proof of the draw, where cohorts are drawn verifiably
     remembered: Mapping[int, Position] = field(default_factory=dict)  # where the server has met each client last
     remember: Remember = ignore  # takes the positions of all that joined, whatever becomes of the attempt
@@ -171,6 +172,8 @@ def gather(
     """
     if isinstance(session, lattice.Session):
         return _gather_once(session, model, task, exchange=exchange, invite=invite, refused=refused)
+    if isinstance(invite.roster, CertifiedRoster):
+        raise ConfigError("certificates are for the lattice protocol, clients of others hold the roster")
     opening, remembered = invite.opening, invite.remembered
     advertising = Advertising(
         session, invite.roster, opening=opening, remembered=remembered, excluded=invite.excluded

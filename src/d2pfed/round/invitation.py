@@ -7,19 +7,20 @@ from d2pfed.round.session import Attempt, AttemptSession, session_of
 from d2pfed.round.standing import epoch_of
 from d2pfed.secagg import Invitation, Roster, decode_invitation, lattice, standing
 from d2pfed.secagg.draws import draw_key, draw_order, require_path
-from d2pfed.secagg.wire import MessageKind, kind_of
+from d2pfed.secagg.heads import Certified
+from d2pfed.secagg.wire import MessageKind, kind_of, unframe_unbound
 
 ROSTERS = 4  # that an authority may issue over one population: each has draws of its own
 
 
-def enrolled_in(roster: Roster | None) -> Enrolled | None:
+def enrolled_in(roster: Roster | Certified | None) -> Enrolled | None:
     """Return what a roster says of the others; four of its kind are expected while a population lasts."""
     if roster is None:
         return None
-    return Enrolled(len(roster.keys), 0 if roster.depth is None else ROSTERS << roster.depth)
+    return Enrolled(len(roster.clients), 0 if roster.depth is None else ROSTERS << roster.depth)
 
 
-def read_invitation(request: bytes, roster: Roster | None) -> Invitation:
+def read_invitation(request: bytes, roster: Roster | Certified | None) -> Invitation:
     """Return the invitation that a client is asked by first: a message of its own, or in a request for its vector."""
     depth = None if roster is None else roster.depth
     if kind_of(request) == MessageKind.LATTICE_REQUEST:
@@ -27,14 +28,23 @@ def read_invitation(request: bytes, roster: Roster | None) -> Invitation:
     return decode_invitation(request, depth)
 
 
+def invited_run(request: bytes) -> str:
+    """Return the name of the run that an invitation is to, before anything else of it is read or believed."""
+    return unframe_unbound(request, kind_of(request))[0].text()
+
+
 def accept_invitation(
-    plan: Plan, invitation: bytes, least_cohort: int, roster: Roster | None = None, first_draw: int = 0
+    plan: Plan,
+    invitation: bytes,
+    least_cohort: int,
+    roster: Roster | Certified | None = None,
+    first_draw: int = 0,
 ) -> AttemptSession:
     """Return the session that an invitation names, for a plan that this client's policy has allowed before.
 
-    An enrolled client brings its roster, and where cohorts are drawn verifiably the number of the run's first draw. It
-    computes the cohort itself, and the committee. That no draw is used twice, it must check against what it remembers:
-    `session.draw`.
+    An enrolled client brings its roster or head, and where cohorts are drawn verifiably the number of the run's first
+    draw. It computes the cohort itself, and the committee. That no draw is used twice, it must check against what it
+    remembers: `session.draw`.
     """
     invited, order = read_invitation(invitation, roster), tuple[int, ...]()
     require_planned_number(plan, invited)
@@ -56,7 +66,9 @@ def accept_invitation(
     return session
 
 
-def _drawn(plan: Plan, invited: Invitation, roster: Roster, depth: int, first_draw: int) -> tuple[int, ...]:
+def _drawn(
+    plan: Plan, invited: Invitation, roster: Roster | Certified, depth: int, first_draw: int
+) -> tuple[int, ...]:
     """Return the cohort that follows from the draw, in its order, all of the roster being the population."""
     if invited.opening is None:
         raise PeerError("a drawn cohort needs the opening of its draw")

@@ -7,6 +7,7 @@ from d2pfed.noise.mechanisms import Shared
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import Plan, Protocol
 from d2pfed.secagg import Delivery, Roster, Session, lattice, standing
+from d2pfed.secagg.heads import Certified, CertifiedRoster
 from d2pfed.secagg.pairwise.session import least_threshold
 from d2pfed.secagg.roster import NO_ROSTER
 from d2pfed.secagg.trust import Consistency
@@ -32,7 +33,7 @@ def session_of(
     attempt: Attempt,
     cohort: tuple[int, ...],
     *,
-    roster: Roster | None = None,
+    roster: Roster | Certified | CertifiedRoster | None = None,
     draw: int = 0,
     block: int = 0,
     order: tuple[int, ...] = (),
@@ -41,10 +42,14 @@ def session_of(
 
     A signed cohort has the planned size, for which its clients have checked quorum and threshold. Otherwise it may have
     another size: where an earlier attempt left fewer although all must deliver. `order` is the cohort as it was drawn,
-    for the committee: without one it is taken by identity.
+    for the committee: without one it is taken by identity. In the lattice protocol enrolled clients are named by slots.
     """
     enrolled = NO_ROSTER if roster is None else roster.digest
     if plan.protocol is Protocol.LATTICE:
+        if isinstance(roster, Roster):
+            raise ConfigError(
+                "enrolled clients of the lattice protocol hold the head of a roster, got a whole one"
+            )
         return _lattice_session(
             plan, attempt, cohort, order=order or cohort, roster_digest=enrolled, draw=draw, block=block
         )
@@ -118,6 +123,7 @@ def _lattice_session(
         committee=plan.committee,
         quorum=plan.quorum,
         colluders=plan.colluders,
+        is_by_slot=roster_digest != NO_ROSTER,
     )
 
 

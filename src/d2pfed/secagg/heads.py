@@ -5,6 +5,7 @@ and the committee by slots, and needs the keys of those alone with whom it deals
 messages. Heads and certificates are the authority's, as rosters are: whoever carries them cannot change them.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +18,9 @@ from d2pfed.secagg.wire import BINDING_BYTES, ClientId, MessageKind, Reader
 
 MOST_POPULATION = 1 << 32
 CERTIFICATE_BYTES = 8 + crypto.PUBLIC_BYTES + crypto.SIGNATURE_BYTES
+
+HEAD_MESSAGE_BYTES = wire.HEADER_BYTES + 3 * 8 + 1 + len(NO_ROOT) + 4 + BINDING_BYTES + crypto.SIGNATURE_BYTES
+SLIP_BYTES = wire.HEADER_BYTES + 4 + CERTIFICATE_BYTES + 8 + HEAD_BYTES + crypto.SIGNATURE_BYTES
 
 _UNBOUND = bytes(BINDING_BYTES)  # a head belongs to no session
 _NO_DEPTH = 255
@@ -160,6 +164,11 @@ class Certified:
         return self.head.depth
 
     @property
+    def root(self) -> bytes:
+        """Return the root of the tree of draws."""
+        return self.head.root
+
+    @property
     def clients(self) -> range:
         """Return all slots: the population of every draw."""
         return range(self.head.population)
@@ -236,6 +245,11 @@ class CertifiedRoster:
         if not 0 <= name < len(self.roster.clients):
             raise PeerError(f"there is no slot {name} among {len(self.roster.clients)}")
         return self.roster.clients[name]
+
+    def name(self, client: ClientId) -> ClientId:
+        """Return the slot of a client."""
+        self.roster.key(client)
+        return bisect_left(self.roster.clients, client)
 
     def certificate(self, slot: int) -> Certificate:
         """Return the certificate of a slot."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from d2pfed.numerics.randomness import HEAD_BYTES
 from d2pfed.secagg.crypto import PUBLIC_BYTES, SIGNATURE_BYTES
 from d2pfed.secagg.draws import NODE_BYTES, SEED_BYTES, Opening
+from d2pfed.secagg.heads import CERTIFICATE_BYTES, HEAD_MESSAGE_BYTES, SLIP_BYTES
 from d2pfed.secagg.lattice import messages as lattice
 from d2pfed.secagg.lattice.field import ELEMENT_BYTES
 from d2pfed.secagg.lattice.session import Session as LatticeSession
@@ -46,7 +47,8 @@ def pairwise_traffic(session: Session, depth: int | None, model: int) -> Traffic
 def lattice_traffic(session: LatticeSession, depth: int | None, model: int) -> Traffic:
     """Return the traffic of a client that speaks once."""
     members, signature = session.committee.size, SIGNATURE_BYTES if session.is_signed else 0
-    adverts = subset_bytes(members) + members * (PUBLIC_BYTES + signature)
+    certificate = CERTIFICATE_BYTES if session.is_by_slot else 0
+    adverts = subset_bytes(members) + members * (PUBLIC_BYTES + signature + certificate)
     received = _invitation(session, depth) + adverts + _TASK_LENGTH_BYTES + BINDING_BYTES + model
     return Traffic(lattice.contribution_bytes(session, members), received)
 
@@ -55,14 +57,15 @@ def member_traffic(session: LatticeSession, depth: int | None, model: int) -> Tr
     """Return the traffic of a member of the committee, which contributes like everyone."""
     ordinary, size, members = lattice_traffic(session, depth, model), len(session.cohort), session.committee.size
     signed, signature = session.is_signed, SIGNATURE_BYTES if session.is_signed else 0
-    shown = PUBLIC_BYTES + (POSITION_BYTES + SIGNATURE_BYTES if signed else 0)
+    certificate = CERTIFICATE_BYTES if session.is_by_slot else 0
+    shown = PUBLIC_BYTES + (POSITION_BYTES + SIGNATURE_BYTES if signed else 0) + certificate
     survivors = HEADER_BYTES + CONTEXT_BYTES + lattice.NONCE_BYTES + subset_bytes(size) + size * shown
-    certificate = HEADER_BYTES + subset_bytes(members) + members * SIGNATURE_BYTES if signed else 0
+    agreed = HEADER_BYTES + subset_bytes(members) + members * (SIGNATURE_BYTES + certificate) if signed else 0
     advert, confirmed = HEADER_BYTES + PUBLIC_BYTES + signature, HEADER_BYTES + SIGNATURE_BYTES if signed else 0
     opening = HEADER_BYTES + (session.polynomials + size) * ELEMENT_BYTES
     return Traffic(
         ordinary.sent + advert + confirmed + opening,
-        ordinary.received + _invitation(session, depth) + survivors + certificate,
+        ordinary.received + _invitation(session, depth) + survivors + agreed,
     )
 
 
@@ -70,6 +73,11 @@ def standing_traffic(silos: int, vector: int, model: int) -> Traffic:
     """Return the traffic of a silo in one step with standing keys; keys are exchanged once, before it."""
     received = HEADER_BYTES + 2 * _COUNTER_BYTES + subset_bytes(silos) + _TASK_LENGTH_BYTES + model
     return Traffic(HEADER_BYTES + CONTEXT_BYTES + vector, received)
+
+
+def head_bytes() -> int:
+    """Return how long a roster's head and one client's slip are, of however many clients."""
+    return HEAD_MESSAGE_BYTES + SLIP_BYTES
 
 
 def roster_bytes(clients: int) -> int:
