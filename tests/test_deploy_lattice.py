@@ -2,6 +2,7 @@
 
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from d2pfed.deploy import state
 from d2pfed.deploy.account import ClientSpending
 from d2pfed.deploy.config import read_client_config
 from d2pfed.deploy.layout import encode_task
+from d2pfed.deploy.requests import RequestKind, RunAcceptance
 from d2pfed.deploy.rosters import accept_head, current_head
 from d2pfed.deploy.state import SavedPhase
 from d2pfed.errors import D2PFedError, PeerError, TooFewClients
@@ -400,3 +402,20 @@ def test_a_member_killed_at_any_moment_says_one_thing_at_most(server, step, tmp_
             assert len(found) == 1 or (not left and not found), f"{call}: an answer without its row"
         answered += bool(after)
     assert answered
+
+
+def test_a_client_asks_for_its_slip_once_and_signs_only_with_it(server):
+    announced, client = server.announcement(), 3
+    accepted = RunAcceptance.decode(server.ask(client, RequestKind.ANNOUNCEMENT, announced.encode()))
+    assert accepted.signature  # it has its slip under this head
+    (directory_of(server.directory, client) / "roster-head").unlink()
+    wanting = RunAcceptance.decode(server.ask(client, RequestKind.ANNOUNCEMENT, announced.encode()))
+    assert wanting == RunAcceptance(client, b"")
+    for slip in (server.roster.published.slip(client + 1), bytes(300)):
+        with pytest.raises(PeerError):
+            server.ask(client, RequestKind.ANNOUNCEMENT, replace(announced, slip=slip).encode())
+    whole = replace(announced, roster=server.roster.data, slip=server.roster.published.slip(client))
+    with pytest.raises(PeerError):  # a whole roster is no head
+        server.ask(client, RequestKind.ANNOUNCEMENT, whole.encode())
+    server.announce(client)
+    assert (directory_of(server.directory, client) / "roster-head").exists()
