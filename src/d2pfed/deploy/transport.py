@@ -231,7 +231,8 @@ class NodeRegistry:
         for client in [client for client, node in self.nodes.items() if node not in connected]:
             self._asked.discard(self.nodes.pop(client))  # when it comes back, it is told of the run again
         for late in [each for each in self._waiting if time.monotonic() - self._since[each] > _AGAIN_SECONDS]:
-            self._asked.discard(self._waiting.pop(late))  # lost on the way: to answer twice changes nothing
+            self._asked.discard(self._waiting[late])  # lost on the way or late: to answer twice changes nothing
+            self._since[late] = math.inf
         kind, data = RequestKind.ANNOUNCEMENT, self.announcement.encode()
         for node in sorted(connected - self._asked):
             request = self.transport.send(kind, data, node, _ANNOUNCEMENT, seconds)
