@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +201,7 @@ class Job:
             clear = replace(self.clear_federation(run, backend), note_norms=partial(add_norms, run.directory.path))
             return run.train(clear, self.evaluator, listen, evaluate_every=evaluate_every, stop=stop)
         if run.state.rounds == 0:  # once, before anybody's data is touched
-            rehearse(self.plan.codec.length, self.plan.ring.bits, Entropy.system(), self.plan.secret)
+            _rehearse_once(self.plan.codec.length, self.plan.ring.bits, self.plan.secret)
         if self.plan.protocol is Protocol.STANDING and can_stand(self.plan):
             standing = StandingFederation(
                 plan=self.plan,
@@ -248,6 +248,11 @@ class Job:
     def _entropy(self) -> Entropy:
         seed = self.settings.seed
         return Entropy.system() if seed is None else Entropy.replay(str(seed).encode())
+
+
+@cache  # which keeps no failure: an installation that is right for a size stays so while the process lives
+def _rehearse_once(length: int, bits: int, secret: int | None) -> None:
+    rehearse(length, bits, Entropy.system(), secret)
 
 
 def plan_job(
