@@ -137,11 +137,7 @@ class Advertised:
             statements = {rank: (leaf, shown[rank].signature) for rank, leaf in listed.leaves.items()}
             checks.require_signed(session, local.signed[0].roster, statements)
         contribution = self.entropy.child("group").key if session.delivery is Delivery.EVERYONE else b""
-        # (share of the seed, share of the mask key) by client that joined, this one included
-        holders, stream = ranks_of(listed.joined.present), self.entropy.child("coefficients").stream()
-        secrets = [int.from_bytes(secret, "little") for secret in (self.seed, self.mask_secret)]
-        columns = shamir.split(secrets, session.threshold, [holder + 1 for holder in holders], stream)
-        shares = dict(zip(holders, zip(*columns, strict=True), strict=True))
+        shares = self._split(listed.joined)
         seal, mask = crypto.Agreement(self.seal_secret), crypto.Agreement(self.mask_secret)
         known = {} if local.signed is None else local.signed[1].known
         sealed, peers = dict[int, bytes](), dict[int, Peer]()
@@ -163,6 +159,14 @@ class Advertised:
         }
         state = Shared(self.seed, shares[local.rank][0], contribution, listed.joined, peers, met)
         return messages.encode_encrypted_shares(listed.joined, local.rank, EncryptedShares(sealed, claims)), state
+
+    def _split(self, joined: JoinedClients) -> dict[int, tuple[int, int]]:
+        """Return (share of the seed, share of the mask key) by client that joined, this one included."""
+        holders = ranks_of(joined.present)
+        stream = self.entropy.child("coefficients").stream()
+        secrets = [int.from_bytes(secret, "little") for secret in (self.seed, self.mask_secret)]
+        columns = shamir.split(secrets, joined.session.threshold, [holder + 1 for holder in holders], stream)
+        return dict(zip(holders, zip(*columns, strict=True), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
