@@ -312,9 +312,8 @@ def plan_job(
             early_stop=early_stop,
             max_weight=training.max_weight,
         )
-        named = Job.with_plan(settings, work.task, model, plan)
         return replace(
-            named,
+            Job.with_plan(settings, work.task, model, plan),
             evaluator=work.evaluator,
             groups=training.groups,
             weights=weights,
@@ -322,6 +321,7 @@ def plan_job(
             fingerprint=work.fingerprint,
             own_local=local,
         )
+    kept = () if work.whole is None else tuple(each for each in work.whole.names if each not in model.names)
     user_settings = RunSettings(
         title=work.title,
         data=work.data,
@@ -339,9 +339,7 @@ def plan_job(
             early_stop=early_stop,
             max_weight=training.max_weight,
             unit=None if training.groups is None else "owner",
-            personal=None
-            if work.whole is None
-            else tuple(each for each in work.whole.names if each not in model.names),
+            personal=kept or None,
             dropouts=None if options.dropouts == Dropouts() else options.dropouts,
             fidelity=None if options.fidelity is Fidelity.SUM else options.fidelity,
         ),
