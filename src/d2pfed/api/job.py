@@ -401,11 +401,8 @@ def read_settings(run: Path) -> RunSettings:
         raise ConfigError(
             f"{run} is not a private run of `fit` or `d2pfed train`, whose clients can be made again"
         )
-    local, given = (
-        details.local,
-        (details.max_weight, getattr(details, "unit", None), getattr(details, "personal", None)),
-    )
-    if any(each is not None for each in given):
+    local = details.local
+    if any(getattr(details, name, None) is not None for name in ("max_weight", "unit", "personal")):
         raise ConfigError(
             f"the run in {run} has weights, owners of rows or personal layers, which its directory does not have"
         )

@@ -95,9 +95,7 @@ class Workload:
     data: str
     loss: str  # the name by which settings know it
     task: Task | None = field(default=None, repr=False)
-    whole: Model | None = field(
-        default=None, repr=False
-    )  # with the layers that clients keep, where they keep some
+    whole: Model | None = field(default=None, repr=False)  # with the layers that clients keep, if any
     names: tuple[str, str] | None = None  # of task and model, where both can be made again by name
     is_main_job: bool = False
     fingerprint: Mapping[str, str] = field(default_factory=dict, repr=False)
