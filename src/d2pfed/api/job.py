@@ -317,9 +317,8 @@ def plan_job(
             early_stop=early_stop,
             max_weight=training.max_weight,
         )
-        named = Job.with_plan(settings, work.task, model, plan)
         return replace(
-            named,
+            Job.with_plan(settings, work.task, model, plan),
             evaluator=work.evaluator,
             groups=training.groups,
             weights=weights,
@@ -327,6 +326,7 @@ def plan_job(
             fingerprint=work.fingerprint,
             own_local=local,
         )
+    kept = () if work.whole is None else tuple(each for each in work.whole.names if each not in model.names)
     user_settings = RunSettings(
         title=work.title,
         data=work.data,
@@ -344,9 +344,7 @@ def plan_job(
             early_stop=early_stop,
             max_weight=training.max_weight,
             unit=None if training.groups is None else "owner",
-            personal=None
-            if work.whole is None
-            else tuple(each for each in work.whole.names if each not in model.names),
+            personal=kept or None,
             dropouts=None if options.dropouts == Dropouts() else options.dropouts,
             fidelity=None if options.fidelity is Fidelity.SUM else options.fidelity,
         ),
@@ -408,11 +406,8 @@ def read_settings(run: Path) -> RunSettings:
         raise ConfigError(
             f"{run} is not a private run of `fit` or `d2pfed train`, whose clients can be made again"
         )
-    local, given = (
-        details.local,
-        (details.max_weight, getattr(details, "unit", None), getattr(details, "personal", None)),
-    )
-    if any(each is not None for each in given):
+    local = details.local
+    if any(getattr(details, name, None) is not None for name in ("max_weight", "unit", "personal")):
         raise ConfigError(
             f"the run in {run} has weights, owners of rows or personal layers, which its directory does not have"
         )

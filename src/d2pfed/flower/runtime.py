@@ -112,9 +112,7 @@ class Runtime:
     """The runtime API of a SuperNode."""
 
     address: str
-    certificates: (
-        bytes | None
-    )  # PEM of the authority that has signed its certificate; None: HTTP, on loopback only
+    certificates: bytes | None  # PEM of the authority behind its certificate; None: HTTP, on loopback only
     secret: bytes | None  # what this process shows to be given messages, where the SuperNode asks for it
 
     def __post_init__(self) -> None:
