@@ -1,6 +1,7 @@
 """A second estimate of the primal attack: reduction of the basis is simulated block by block (Chen, Nguyen).
 
-It shares no formula with `lattice_estimator`: no root Hermite factor, no line that the lengths are said to follow.
+Lengths come from the simulation, not from a root Hermite factor as in `lattice_estimator`; when a secret counts as
+found is the same condition in both.
 """
 
 from functools import lru_cache
