@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from importlib import import_module
@@ -75,12 +75,17 @@ class ModelEvaluator:
             return measure(self.model, params, batches_of(data, owner, self.collate), self.metrics or {})
 
     def rehearse(self, params: FloatVector) -> None:
-        """Measure one batch by a user's metrics, so that a mistake shows before anything is charged."""
+        """Measure one batch of each data set by a user's metrics, so that a mistake shows before anything is charged.
+
+        What test data come to is thrown away; data that can be read only once, or are yet to be opened, are left.
+        """
         if self.metrics is None:
             return
-        with explained("the validation data cannot be measured"):
-            batches = batches_of(self.validation, "validation", self.collate)
-            measure(self.model, params, islice(batches, 1), self.metrics)
+        for data, owner in ((self.validation, "validation"), (self.held_out, "test")):
+            if callable(data) or isinstance(data, Iterator):
+                continue
+            with explained(f"the {owner} data cannot be measured"):
+                measure(self.model, params, islice(batches_of(data, owner, self.collate), 1), self.metrics)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
