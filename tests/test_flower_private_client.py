@@ -12,12 +12,13 @@ from d2pfed.accounting import Sampling
 from d2pfed.deploy.account import ClientAccount, ClientSpending
 from d2pfed.deploy.client import PrivateClient
 from d2pfed.deploy.config import NOBODY, ClientBudget, ClientConfig, read_client_config
-from d2pfed.deploy.layout import encode_model, encode_task
+from d2pfed.deploy.layout import encode_task
 from d2pfed.deploy.requests import ExchangeRequest, RequestKind, RunAcceptance, RunAnnouncement
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.client_log import Entry
 from d2pfed.ledger.files import make_directory
 from d2pfed.numerics import canonical
+from d2pfed.numerics.model_bytes import encode_model
 from d2pfed.plan import Policy
 from d2pfed.round import Attempt, Invite, gather, rotation_seed, session_of
 from d2pfed.secagg.crypto import require_signature
