@@ -1,10 +1,18 @@
 """The bytes of a model: exact, the same everywhere, and refused where no finite model has them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.model_bytes import decode_model, encode_model, model_size
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.plan import PrivacyTarget, calibrate, describe
+from d2pfed.round import Attempt, Outcome, session_of
+from d2pfed.simulation import Fidelity, SimulatedFederation
+from d2pfed.training import ServerOptimizer, train
+from support.simulations import Given
 
 
 def _params(count: int) -> np.ndarray:
@@ -66,3 +74,63 @@ def test_a_model_that_is_not_finite_is_not_sent() -> None:
 def test_other_formats_are_refused(bits: int) -> None:
     with pytest.raises(ConfigError, match="download_bits must be 8 or 32"):
         model_size(4, bits)
+
+
+TARGET = PrivacyTarget(dimension=30, population=100, cohort_size=12, rounds=2, epsilon=20.0, delta=1e-3)
+
+
+class Seen(Given):
+    """A backend that says which models it was given."""
+
+    models: list = []  # noqa: RUF012 - of one test at a time
+
+    def train(self, params, clients, seed):
+        self.models.append(params)
+        return super().train(params, clients, seed)
+
+    def encode(self, encoder, params, clients, seed):
+        self.models.append(params)
+        return super().encode(encoder, params, clients, seed)
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+@pytest.mark.parametrize("fidelity", [Fidelity.SUM, Fidelity.PROTOCOL])
+def test_simulated_clients_train_from_the_model_that_would_be_sent(bits, fidelity) -> None:
+    plan, model = calibrate(replace(TARGET, download_bits=bits)), _params(30)
+    backend = Seen(lambda clients: (np.zeros(30, np.float32) for _ in clients))
+    backend.models.clear()
+    federation = SimulatedFederation(
+        plan=plan, backend=backend, entropy=Entropy.replay(b"download"), fidelity=fidelity
+    )
+    federation.collect(session_of(plan, Attempt("run", 0, 0), tuple(range(12))), model, {})
+    (seen,) = backend.models
+    assert np.array_equal(seen, decode_model(encode_model(model, bits), 30, bits))
+    assert np.array_equal(seen, model) == (bits == 32)
+
+
+def test_the_server_steps_from_its_own_floats_so_small_steps_add_up() -> None:
+    start, mean = np.full(4, 0.5, np.float32), np.full(4, 1e-4, np.float32)
+    start[0], mean[0] = 1, 0
+    shown = []
+
+    def aggregate(state):
+        shown.append(decode_model(encode_model(state.params, 8), 4, 8))
+        return Outcome(mean, 0, 1)
+
+    optimizer = ServerOptimizer()
+    *_, last = train(optimizer.start(start), optimizer, 200, aggregate)
+    assert np.allclose(last.state.params, start + 200 * mean, atol=1e-5)
+    assert np.abs(shown[-1] - last.state.params).max() <= 0.5 / 127 + 3e-4
+    # The wrong twin steps from what was sent: each step is below half of a code's, and rounding takes it back.
+    twin = start
+    for _ in range(200):
+        twin = decode_model(encode_model(twin, 8), 4, 8) + mean
+    assert np.abs(twin - start).max() < 0.01
+
+
+def test_a_plan_counts_the_model_as_it_is_sent() -> None:
+    received = {}
+    for bits in (8, 32):
+        target = replace(TARGET, dimension=1000, download_bits=bits)
+        received[bits] = describe(target, calibrate(target)).traffic.client.received
+    assert received[32] - received[8] == 4000 - (1000 + 4 * 4)

@@ -64,13 +64,15 @@ def decode_model(data: bytes, dimension: int, bits: int = FLOAT_BITS) -> Paramet
         return np.frombuffer(data, _FLOAT).astype(np.float32)
     scales = np.frombuffer(data, _FLOAT, _blocks(dimension)).astype(np.float32)
     codes = np.frombuffer(data, np.int8, offset=scales.nbytes)
-    if not (np.isfinite(scales).all() and not np.signbit(scales).any()):
-        raise PeerError("the scales of a model must be finite and not negative")
+    if np.signbit(scales).any():
+        raise PeerError("the scales of a model must not be negative")
     if (codes < -_MOST).any():
         raise PeerError(f"the codes of a model must be in [-{_MOST}, {_MOST}], got -128")
-    with np.errstate(over="ignore"):  # it is refused below
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # refused below; a scale that is not finite has no finite product
         params = codes.astype(np.float32) * np.repeat(scales, _BLOCK)[:dimension]
-    if not np.isfinite(params).all():
+    if not np.isfinite(params).all():  # of what a peer has sent
         raise PeerError("a model's codes times their scales must be finite")
     return params
 
