@@ -249,7 +249,7 @@ class CohortFederation:
         try:
             gathered = gather(
                 session,
-                self._exchange.carry(model),
+                self._exchange.carry(model, self._plan.download_bits),
                 self._exchange,
                 task=self._deployment.task(session.round),
                 invite=invite,
@@ -321,7 +321,9 @@ class StandingFederation:
         """Run the one exchange of a step; silos count their vectors themselves."""
         try:
             return self._standing.collect(
-                session, self._exchange.carry(model), self._deployment.task(session.round)
+                session,
+                self._exchange.carry(model, self._deployment.plan.download_bits),
+                self._deployment.task(session.round),
             )
         except VoidStep as lack:
             _log.warning(

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Protocol
 
-from d2pfed.deploy.layout import encode_model
 from d2pfed.deploy.requests import (
     HAS_KEYS,
     MAX_ATTEMPT_SECONDS,
@@ -27,6 +26,7 @@ from d2pfed.deploy.requests import (
 )
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.model_bytes import encode_model
 from d2pfed.round.aggregation import ignore
 from d2pfed.runs import ExchangeRecord
 from d2pfed.secagg import Roster
@@ -342,12 +342,13 @@ class ClientExchange:
             return self.quorum
         return None if self.needs_all else self.members or self.quorum
 
-    def carry(self, model: FloatVector) -> bytes:
-        """Return the model's bytes, which the next exchanges carry; those of a small one are not worth a reference.
+    def carry(self, model: FloatVector, bits: int) -> bytes:
+        """Return the model's bytes, which the next exchanges carry; `bits` are of each parameter.
 
-        Where a committee opens sums, frames have no model: it always goes beside them.
+        Those of a small one are not worth a reference. Where a committee opens sums, frames have no model: it always
+        goes beside them.
         """
-        data = encode_model(model)
+        data = encode_model(model, bits)
         is_blob = self.members is not None or len(data) >= _SMALLEST_BLOB
         self.blob = Blob(data, sha256(data).digest()) if is_blob else None
         return data
