@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -387,6 +388,10 @@ def models_command(
     step: Annotated[
         int, typer.Option(min=1, show_default=False, help="Every so many widths of a linear layer. [default: 1]")
     ] = 1,
+    path: Annotated[
+        Path | None,
+        typer.Option("--out", show_default=False, help="A JSON file for `page`, written after each row."),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Time rounds of six kinds of networks.
@@ -396,13 +401,21 @@ def models_command(
     """
     from benchmarks.models import WIDTHS, bench_networks, bench_records  # noqa: PLC0415 - torch takes seconds to load
 
-    about = record.surroundings()
-    networks = _watched(bench_networks(repeats))
-    records = _watched(bench_records(rounds, WIDTHS[::step]))
+    about, networks, records = record.surroundings(), list[TrainingRow](), list[SiloRow]()
+
+    def found() -> dict[str, object]:
+        return {"networks": list(map(tables.as_dict, networks)), "rows": list(map(tables.as_dict, records))}
+
+    for row in chain(bench_networks(repeats), bench_records(rounds, WIDTHS[::step])):
+        if isinstance(row, TrainingRow):
+            networks.append(row)
+        else:
+            records.append(row)
+        err().print(tables.progress(row), soft_wrap=True, markup=False)
+        if path is not None:
+            record.write(path, about, {"models": found()})
     if json:
-        print_json(
-            about | {"networks": list(map(tables.as_dict, networks)), "rows": list(map(tables.as_dict, records))}
-        )
+        print_json(about | found())
         return
     out().print(tables.training_table(networks))
     out().print(tables.silo_table(records))

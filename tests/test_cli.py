@@ -112,7 +112,7 @@ def test_the_accountants_give_the_known_numbers(run, line, epsilon):
         ("account --accountant binomial", "needs --trials and --levels"),
         ("account --noise-multiplier 0", "noise_multiplier must be in [0.001, 1e+06], got 0"),
         ("train --task nope", "task must be one of"),
-        ("train --optimizer nope", "optimizer must be one of sgd, adam, adamw, rmsprop, own, got 'nope'"),
+        ("train --optimizer nope", "optimizer must be one of sgd, adam, adamw, rmsprop or a function, got 'nope'"),
         ("train --task digits --model nope", "nope"),
         ("train --task digits --lost 2", "lost must be in [0, 1], got 2"),
         ("train --task digits --lost 0.1,0.2", "lost must be one fraction or 4, got 2"),
@@ -385,13 +385,12 @@ def test_too_little_memory_is_one_line(run, monkeypatch, error):
     assert run("plan") == (2, "", "d2pfed: there is too little memory for this command (see `ulimit -v`)\n")
 
 
-def test_a_real_limit_of_memory_is_one_line(tmp_path):
-    """Some library does not fit: which one depends on the machine."""
-    limits = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (120 << 20,) * 2)"
+@pytest.mark.parametrize("mebibytes", [120, 176])  # with 176 OpenBLAS waits forever for memory that it cannot have
+def test_a_real_limit_of_memory_is_one_line(tmp_path, mebibytes):
+    limits = f"import resource, sys; resource.setrlimit(resource.RLIMIT_AS, ({mebibytes} << 20,) * 2)"
     program = f"{limits}; sys.argv = ['d2pfed', 'plan']; from d2pfed.cli import main; main()"
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False
     )
-    assert ended.returncode in (0, 2)
-    assert "Traceback" not in ended.stderr
-    assert ended.stderr.count("d2pfed: ") == (ended.returncode == 2)
+    assert ended.returncode == 2
+    assert ended.stderr == "d2pfed: there is too little memory for this command (see `ulimit -v`)\n"

@@ -145,7 +145,7 @@ def test_names_are_accepted_for_every_enumeration():
         (
             LocalTraining,
             {"optimizer": "nope"},
-            "optimizer must be one of sgd, adam, adamw, rmsprop, own, got 'nope'",
+            "optimizer must be one of sgd, adam, adamw, rmsprop or a function, got 'nope'",
         ),
         (LocalTraining, {"epochs": 1.5}, "epochs must be a whole number, got 1.5"),
         (ServerOptimizer, {"lr": "fast"}, "lr must be a number, got 'fast'"),

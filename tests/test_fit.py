@@ -581,7 +581,10 @@ BAD = [
         "rounds must be at most the population 60",
     ),
     ({"population": 7}, "population is the number of clients, 60, got 7"),
-    ({"training": {"optimizer": "adagrad"}}, "optimizer must be one of sgd, adam, adamw, rmsprop, own, got"),
+    (
+        {"training": {"optimizer": "adagrad"}},
+        "optimizer must be one of sgd, adam, adamw, rmsprop or a function, got",
+    ),
     ({"run": {"backend": "threads"}}, "backend must be one of auto, processes, in-process, ray, got 'threads'"),
     ({"training": {"device": "tpu"}}, "device must be one of cpu, cuda, mps, got 'tpu'"),
     ({"training": {"device": "mps"}}, "device mps is not available on this machine"),
@@ -681,3 +684,16 @@ def test_a_stop_rule_that_makes_no_sense_is_refused(wrong, rule):
 def test_a_stop_rule_names_the_metrics_that_there_are():
     with pytest.raises(ConfigError, match="early_stop watches loos, the metrics are loss, accuracy"):
         d2pfed.fit(linear(), pairs(), **CLEAR, validation=held_out(), early_stop=EarlyStop(metric="loos"))
+
+
+@pytest.mark.parametrize("owner", ["validation", "test"])
+def test_data_that_cannot_be_measured_are_refused_before_the_charge(owner):
+    wrong = torch.randn(8, 5), torch.zeros(8, dtype=torch.long)
+    with pytest.raises(ConfigError, match=f"the {owner} data cannot be measured"):
+        d2pfed.fit(linear(), pairs(), **PRIVATE, **{owner: wrong}, directory="r")
+    assert not Path("r").exists()
+
+
+def test_an_unknown_optimizer_is_refused_with_those_that_have_a_name():
+    with pytest.raises(ConfigError, match="one of sgd, adam, adamw, rmsprop or a function, got 'none'"):
+        d2pfed.fit(linear(), pairs(), **CLEAR, training={"optimizer": "none"})

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import d2pfed
-from d2pfed.api.fingerprint import keep_fingerprint
+from d2pfed.api.workload import keep_fingerprint
 from d2pfed.errors import ConfigError
 from d2pfed.learning.fingerprint import MOST_VALUES, fingerprint
 

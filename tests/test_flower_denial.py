@@ -11,11 +11,12 @@ from d2pfed.deploy import standing as client_standing
 from d2pfed.deploy import state as client_state
 from d2pfed.deploy import state as local_arrays
 from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.layout import Layout, encode_model, encode_task
+from d2pfed.deploy.layout import Layout, encode_task
 from d2pfed.deploy.state import AcceptedRuns, LocalArrays, RunTerms
 from d2pfed.errors import LedgerError, PeerError, TooFewClients
 from d2pfed.ledger import client_log, keystore
 from d2pfed.ledger.client_log import Entry
+from d2pfed.numerics.model_bytes import encode_model
 from d2pfed.plan import Policy
 from d2pfed.round import epoch_of
 from d2pfed.secagg import checks, standing

@@ -62,6 +62,9 @@ def test_the_others_have_as_long_again_as_the_quorum_took(monkeypatch):
     assert deadlines.after_quorum(999.0, 5000.0) == 1015.0
     assert deadlines.after_quorum(900.0, 5000.0) == 1100.0
     assert deadlines.after_quorum(900.0, 1001.0) == 1001.0
+    assert (
+        deadlines.after_quorum(999.0, 5000.0, slowest=300.0) == 2199.0
+    )  # where one that is missing costs an attempt
     with pytest.raises(ConfigError, match="the deadline grace must be in"):
         Deadlines(grace=0.0)
 
@@ -78,6 +81,25 @@ def test_an_announcement_that_was_lost_is_made_again(tmp_path, monkeypatch):
         return message
 
     grid.going = lose_once
+    slow = Deadlines(joining=40_000.0, keys=40_000.0, grace=20_000.0, poll=0.001)
+    start(make_strategy(plan, tmp_path, roster, deadlines=slow), grid, timeout=100_000.0)
+    assert committed(tmp_path) == [(0, 1, 2, 3, 4)]
+
+
+def test_a_late_answer_to_an_announcement_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(grid_module, "_AGAIN_SECONDS", 0.01)
+    plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
+    held = []
+
+    def delay(client, reply):
+        if client != 4:
+            return reply
+        held.append((grid.sent[-1].metadata.message_id, reply))
+        if len(held) == 3:  # it was asked three times: the first answer comes now, the others never
+            grid.inbox[held[0][0]] = held[0][1]
+        return None if len(held) <= 3 else reply
+
+    grid.coming = delay
     slow = Deadlines(joining=40_000.0, keys=40_000.0, grace=20_000.0, poll=0.001)
     start(make_strategy(plan, tmp_path, roster, deadlines=slow), grid, timeout=100_000.0)
     assert committed(tmp_path) == [(0, 1, 2, 3, 4)]

@@ -144,10 +144,11 @@ def test_too_many_missing_end_an_attempt_and_the_next_goes_on(tmp_path, grid, ki
         return message
 
     grid.going = going
-    deadlines = Deadlines(joining=60.0, keys=0.3, grace=0.05, poll=0.001)
+    # Short only where somebody is missing: members forget their keys after twice the sum of an attempt's deadlines.
+    keys, timeout = (60.0, 0.5) if kind is MessageKind.LATTICE_REQUEST else (0.3, 60.0)
+    deadlines = Deadlines(joining=60.0, keys=keys, grace=0.05, poll=0.001)
     plan = make_lattice_plan(rounds=1)
     strategy = make_strategy(plan, tmp_path, grid.roster, deadlines=deadlines)
-    timeout = 0.5 if kind is MessageKind.LATTICE_REQUEST else 60.0
     params = start(strategy, grid, timeout=timeout)
     assert np.abs(params - shares(range(CLIENTS))).max() < 0.3 / CLIENTS
     assert steps(tmp_path) == [RowKind.RESERVE, ends, RowKind.RESERVE, RowKind.COMMIT]

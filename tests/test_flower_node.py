@@ -14,6 +14,7 @@ import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -70,6 +71,14 @@ def test_the_loop_of_flowers_supernode_takes_the_steps_that_the_node_takes():
         "state.get_messages_legacy",
         "time.sleep",
     ]
+    assert set(re.findall(r"\b(?:state|object_store)\.\w+", waits)) == {
+        "state.get_messages_legacy",
+        "state.get_message_processing_duration",
+        "state.delete_messages",
+        "object_store.get",
+        "object_store.get_object_tree",
+        "object_store.delete",
+    }
     assert takes(runtime._init_connection, "server_address", "authentication_keys", "max_retries", "max_wait_time")
     assert takes(runtime._start_supernode_http_api, "config", "state_factory")
 
@@ -225,46 +234,113 @@ def test_a_message_is_pulled_answered_and_pushed(monkeypatch):
     assert done == ["heartbeat", ("the answer", "context"), runtime.SubStatus.COMPLETED, ""]
 
 
+@dataclass
+class Link:
+    """A SuperNode's state and objects as Flower keeps them, between a script of messages and what it sends."""
+
+    script: list[Message | None]
+    state: object = None
+    store: object = None
+    slept: list[object] = field(default_factory=list)
+    sent: list[str] = field(default_factory=list)  # the ids of the messages that were answered
+
+    def receive(self):
+        if not self.script:
+            raise KeyboardInterrupt
+        message = self.script.pop(0)
+        return None if message is None else (message, None)
+
+    def send(self, reply, _tree, _seconds):
+        self.sent.append(reply.metadata.reply_to_message_id)
+        self.slept.append("answer")
+        return set(), ""
+
+    def answer(self, message):
+        reply = Message(RecordDict(), reply_to=message)
+        start_client_internal._insert_message(reply, self.state, self.store)
+
+    def run(self, monkeypatch, on_message):
+        config = SimpleNamespace(node_config={}, trusted_entities=None)
+        config.server_address = config.insecure = config.root_certificates = config.authentication_keys = None
+        config.max_retries = config.max_wait_time = None
+        unused = ["get_run", "get_fab", "pull", "push", "confirm"]
+        connection = nullcontext((5, self.receive, self.send, *unused))
+
+        def start(_config, states):
+            self.state, self.store = states.state(), states.objectstore_factory.store()
+            return SimpleNamespace(), SimpleNamespace()
+
+        def pull(*, receive, **_given):
+            if (found := receive()) is None:
+                return None
+            on_message(found[0])
+            return 7
+
+        for name, stand_in in {
+            "_parse_supernode_lifespan_config": lambda: config,
+            "_start_supernode_http_api": start,
+            "add_exit_handler": lambda _stop: None,
+            "register_signal_handlers": lambda **_given: None,
+            "_init_connection": lambda *_given: connection,
+            "_pull_and_store_message": pull,
+        }.items():
+            monkeypatch.setattr(runtime, name, stand_in)
+        monkeypatch.setattr(runtime.sys, "argv", [])
+        with pytest.raises(KeyboardInterrupt):
+            runtime.run_supernode(["--insecure"])
+        assert runtime.sys.argv == ["flower-supernode", "--insecure"]
+
+
+def messages(count: int) -> list[Message]:
+    found = [make_message(RecordDict(), node) for node in range(count)]
+    for number, message in enumerate(found):
+        message.metadata.__dict__["_message_id"] = f"message {number}"
+    return found
+
+
 def test_the_pauses_of_a_supernode_are_short_while_messages_come(monkeypatch):
-    slept, pulled = [], iter([None, None, 7, None, *[None] * 30])
-    monkeypatch.setattr("d2pfed.deploy.transport.time.sleep", slept.append)
-    connection = nullcontext((5, *["receive", "send", "get_run", "get_fab", "pull", "push", "confirm"]))
-    config = SimpleNamespace(node_config={}, trusted_entities=None)
-    config.server_address = config.insecure = config.root_certificates = config.authentication_keys = None
-    config.max_retries = config.max_wait_time = None
-
-    def pull(**_given):
-        try:
-            return next(pulled)
-        except StopIteration:
-            raise KeyboardInterrupt from None
-
-    for name, stand_in in {
-        "_parse_supernode_lifespan_config": lambda: config,
-        "_start_supernode_http_api": lambda _config, _states: (SimpleNamespace(), SimpleNamespace()),
-        "add_exit_handler": lambda _stop: None,
-        "register_signal_handlers": lambda **_given: None,
-        "_init_connection": lambda *_given: connection,
-        "_pull_and_store_message": pull,
-        "_push_messages": lambda **_given: slept.append("answer"),
-    }.items():
-        monkeypatch.setattr(runtime, name, stand_in)
-    monkeypatch.setattr(runtime.sys, "argv", [])
-    with pytest.raises(KeyboardInterrupt):
-        runtime.run_supernode(["--insecure"])
-    assert runtime.sys.argv == ["flower-supernode", "--insecure"]
-    assert slept[:4] == [0.05, pytest.approx(0.0625), "answer", 0.05]
-    assert slept[-1] == 3.0
+    (one,) = messages(1)
+    link = Link([None, None, one, *[None] * 31])
+    monkeypatch.setattr("d2pfed.deploy.transport.time.sleep", link.slept.append)
+    link.run(monkeypatch, link.answer)
+    assert link.slept[:4] == [0.05, pytest.approx(0.0625), "answer", 0.05]
+    assert link.slept[-1] == 3.0
 
 
-def test_an_answer_is_looked_for_at_short_intervals(monkeypatch):
-    slept, replies, contents = [], iter([[], [], ["answer"]]), iter([b"", b"object", None])
-    monkeypatch.setattr(runtime.time, "sleep", slept.append)
-    kept = SimpleNamespace(get_messages_legacy=lambda is_reply: next(replies), get=lambda _name: next(contents))
-    waits = runtime._ShortWaits(kept)
-    assert waits.get_messages_legacy(is_reply=True) == ["answer"]
-    assert (waits.get("a"), waits.get("b")) == (b"object", None)
-    assert slept == [0.05] * 3
+def test_an_answer_to_a_stopped_run_does_not_delay_later_ones(monkeypatch):
+    """The stale answer comes before, while or after the next message is answered: each message's own leaves at once."""
+    stale, *own = messages(4)
+    link = Link([own[0], own[1], None, own[2]])
+    monkeypatch.setattr("d2pfed.deploy.transport.time.sleep", lambda _seconds: None)
+    before = {}
+
+    def on_message(message):
+        before[message.metadata.message_id] = list(link.sent)
+        if message is own[0]:
+            link.answer(stale)
+        thread = Thread(target=lambda: link.answer(message))  # later than the look for answers, sometimes
+        thread.start()
+
+    link.run(monkeypatch, on_message)
+    assert set(before["message 2"]) == {"message 0", "message 1"}
+    assert set(before["message 3"]) == {"message 0", "message 1", "message 2"}
+    assert sorted(link.sent) == [f"message {number}" for number in range(4)]
+
+
+def test_an_answer_that_comes_when_idle_leaves(monkeypatch):
+    (stale,) = messages(1)
+    link = Link([None, None])
+    monkeypatch.setattr("d2pfed.deploy.transport.time.sleep", lambda _seconds: link.sent or link.answer(stale))
+    link.run(monkeypatch, None)
+    assert link.sent == ["message 0"]
+
+
+def test_a_message_without_an_answer_is_given_up(monkeypatch):
+    (lost,) = messages(1)
+    monkeypatch.setattr(runtime, "MAX_ATTEMPT_SECONDS", 0.2)
+    link = Link([lost, None])
+    link.run(monkeypatch, lambda _message: None)
+    assert link.sent == []
 
 
 @pytest.mark.parametrize("arguments", [["--app", "a"], ["--app", "a", "--runtime", "b", "--", "--insecure"]])

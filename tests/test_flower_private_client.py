@@ -12,12 +12,13 @@ from d2pfed.accounting import Sampling
 from d2pfed.deploy.account import ClientAccount, ClientSpending
 from d2pfed.deploy.client import PrivateClient
 from d2pfed.deploy.config import NOBODY, ClientBudget, ClientConfig, read_client_config
-from d2pfed.deploy.layout import encode_model, encode_task
+from d2pfed.deploy.layout import encode_task
 from d2pfed.deploy.requests import ExchangeRequest, RequestKind, RunAcceptance, RunAnnouncement
-from d2pfed.errors import ConfigError, PeerError
+from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.ledger.client_log import Entry
 from d2pfed.ledger.files import make_directory
 from d2pfed.numerics import canonical
+from d2pfed.numerics.model_bytes import encode_model
 from d2pfed.plan import Policy
 from d2pfed.round import Attempt, Invite, gather, rotation_seed, session_of
 from d2pfed.secagg.crypto import require_signature
@@ -71,6 +72,22 @@ def test_what_leaves_is_the_difference_to_the_model_that_was_sent(server):
     found = server.plan.codec.decode(server.plan.ring.center(total), rotation_seed(session), 1)
     expected = np.where(np.arange(DIMENSION) < CLIENTS, min(1.0, server.plan.codec.clip), 0)
     assert np.abs(found - expected).max() < CLIENTS * noise_bound(server.plan, CLIENTS) < 0.6
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_model_comes_at_the_bits_of_the_plan_or_nobody_trains(tmp_path, fits):
+    plan = replace(make_plan(CLIENTS), download_bits=8)
+    server = MaliciousServer(tmp_path, plan, enrol(tmp_path, CLIENTS))
+    server.announce()
+    session, task = server.session(), encode_task(LAYOUT, {"server-round": 1})
+    invite = Invite(roster=server.roster.roster, opening=server.opening(session.draw))
+    model = encode_model(np.full(DIMENSION, 0.25, np.float32), 8 if fits else 32)
+    if fits:
+        assert gather(session, model, server.exchange, task=task, invite=invite).unmask().vector.any()
+    else:
+        with pytest.raises(TooFewClients):
+            gather(session, model, server.exchange, task=task, invite=invite)
+    assert [spent(server, client) for client in range(CLIENTS)] == [int(fits)] * CLIENTS
 
 
 def test_any_frame_makes_a_client_erase_what_a_crash_has_left(server):

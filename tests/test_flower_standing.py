@@ -18,6 +18,7 @@ from d2pfed.deploy.client import PrivateClient
 from d2pfed.deploy.config import read_client_config
 from d2pfed.deploy.requests import ExchangeRequest, RequestKind
 from d2pfed.deploy.standing import KeyFile, holds_keys
+from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.flower.client import PrivateRecords
 from d2pfed.flower.grid import from_record
@@ -315,6 +316,38 @@ def test_a_silo_that_announces_itself_and_sends_nothing_is_dropped(tmp_path):
     )
     start(strategy(plan, tmp_path, roster), grid)
     assert rows_of(tmp_path)[-1] == (RowKind.COMMIT, 0, 2)
+
+
+def test_a_silo_that_hangs_costs_one_attempt_and_comes_back(tmp_path):
+    """With deadlines of half a day; without an answer to wait for, the test would not end before them."""
+    plan = make_plan(rounds=4)
+    roster, grid = federation(tmp_path)
+    hung = (MessageKind.STANDING_REQUEST, RequestKind.PRESENCE)
+
+    def hang(client, message):
+        kinds = kinds_sent(grid)
+        is_hung = CLIENTS < kinds.count(MessageKind.STANDING_REQUEST) <= 3 * CLIENTS
+        return None if client == 3 and is_hung and kinds[-1] in hung else message
+
+    grid.coming = hang
+    deadlines = Deadlines(joining=40_000.0, keys=40_000.0, grace=0.01, poll=0.001)
+    start(strategy(plan, tmp_path, roster, deadlines=deadlines), grid, timeout=100_000.0)
+    committed = [
+        row.release.participants
+        for row in read_rows(tmp_path / "run" / "ledger.sqlite")
+        if row.kind is RowKind.COMMIT
+    ]
+    everyone, others = (0, 1, 2, 3, 4), (0, 1, 2, 4)
+    assert committed[:2] == [everyone, others]
+    assert committed[-1] == everyone
+    assert [key[1:] for key in rows_of(tmp_path) if key[0] is RowKind.RESERVE] == [
+        (0, 0),
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (3, 0),
+    ]
+    assert charges(tmp_path, 0) == 5
 
 
 def test_standing_keys_need_a_roster_and_a_plan_that_they_can_carry(tmp_path):

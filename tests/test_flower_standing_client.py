@@ -8,11 +8,12 @@ import pytest
 
 from d2pfed.deploy.account import ClientAccount, ClientSpending
 from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.layout import encode_model, encode_task
+from d2pfed.deploy.layout import encode_task
 from d2pfed.deploy.requests import HAS_KEYS, HAS_NO_KEYS, RequestKind
 from d2pfed.deploy.rosters import Positions
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.client_log import Entry
+from d2pfed.numerics.model_bytes import encode_model
 from d2pfed.round import Attempt, StandingRun, epoch_of
 from d2pfed.secagg.roster import sign_position
 from d2pfed.secagg.standing import epoch as epochs

@@ -25,7 +25,7 @@ from d2pfed.learning import (
     user_model,
     without_personal,
 )
-from d2pfed.learning.losses import CrossEntropy, accuracy, logits_of
+from d2pfed.learning.losses import Accuracy, CrossEntropy, logits_of
 from d2pfed.learning.model import measure
 from d2pfed.learning.trainer import TrainingMethod
 from d2pfed.training import ServerOptimizer, round_of, shuffle_seed
@@ -295,7 +295,7 @@ def test_examples_of_unequal_length_without_a_collate_function_are_refused():
 def test_targets_that_are_ignored_count_nowhere():
     outputs, labels = torch.randn(4, 3), torch.tensor([0, -100, 2, -100])
     labels[0], labels[2] = outputs[0].argmax(), (outputs[2].argmax() + 1) % 3
-    assert accuracy(outputs, labels) == 0.5
+    assert Accuracy()(outputs, labels) == 0.5
     losses = CrossEntropy()(outputs, labels)
     assert losses[[1, 3]].tolist() == [0, 0]
     net = nn.Linear(4, 3)
@@ -331,7 +331,7 @@ def test_an_ignore_index_of_the_user_s_own_is_that_of_the_metric_too():
 def test_outputs_of_unequal_length_are_measured_together():
     model = user_model(Tagger())
     batches = [Examples(padded(sentences(lengths))) for lengths in ([2, 4], [7])]
-    found = measure(model, model.initial(), batches, {"accuracy": accuracy})
+    found = measure(model, model.initial(), batches, {"accuracy": Accuracy()})
     with torch.no_grad():
         guesses = model.scoring(torch.arange(9)).logits.argmax(-1)
     words = torch.cat(sentences([2, 4, 7]))

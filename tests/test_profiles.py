@@ -10,9 +10,10 @@ from d2pfed.accounting import SERVER, Unit, client_epsilon
 from d2pfed.deploy.account import ClientSpending, charged
 from d2pfed.deploy.client import PrivateClient
 from d2pfed.deploy.config import init_client, make_secret, read_client_config
-from d2pfed.deploy.layout import Layout, decode_model, encode_task
+from d2pfed.deploy.layout import Layout, encode_task
 from d2pfed.deploy.rosters import make_draws
 from d2pfed.errors import ConfigError, D2PFedError
+from d2pfed.numerics.model_bytes import decode_model
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import PROFILES, Plan, Policy, PrivacyTarget, Protocol, calibrate, policy
 from d2pfed.plan.policy import Feature, features_of, require_deployable
@@ -173,7 +174,7 @@ def fragile(self, attempt, task, model, group=None):
     """Contribute as a client does that lets errors out."""
 
     layout = Layout.decode(attempt.terms.layout)
-    params, before = decode_model(model, layout), attempt.charge()
+    params, before = decode_model(model, layout.dimension), attempt.charge()
     participant = Participant(
         plan=attempt.plan, client=attempt.config.client, entropy=Entropy.system(), participations=before
     )

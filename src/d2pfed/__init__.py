@@ -104,49 +104,22 @@ __all__ = [
 
 # Where each public name is defined: its module is imported when the name is first used.
 _NAMES = {
-    "d2pfed.accounting": (
-        "ALONE",
-        "CLIENT",
-        "RELEASED",
-        "SERVER",
-        "Adjacency",
-        "CohortSampling",
-        "Guarantee",
-        "Observer",
-        "Release",
-        "Sampling",
-        "account",
-        "colluding",
-    ),
-    "d2pfed.api": ("EarlyStop", "FitResult", "RunOptions", "Training", "fit"),
-    "d2pfed.api.certify": ("certify",),
-    "d2pfed.errors": (
-        "BudgetExceeded",
-        "ConfigError",
-        "D2PFedError",
-        "DamagedFile",
-        "DownloadError",
-        "LedgerError",
-        "MissingExtra",
-        "PeerError",
-        "TooFewClients",
-    ),
-    "d2pfed.ledger": ("Budget", "Ledger", "verify"),
-    "d2pfed.numerics.randomness": ("Entropy",),
-    "d2pfed.plan": ("MechanismName", "Plan", "PlanSummary", "Policy", "PrivacyTarget", "calibrate", "describe"),
-    "d2pfed.round": ("Participant", "aggregate"),
-    "d2pfed.statistics.metrics": ("private_metrics",),
-    "d2pfed.statistics.queries": (
-        "private_histogram",
-        "private_mean",
-        "private_quantile",
-        "private_sum",
-        "private_table",
-    ),
-    "d2pfed.statistics.release": ("Statistic",),
-    "d2pfed.training": ("ServerOptimizer", "train"),
+    "d2pfed.accounting": "ALONE CLIENT RELEASED SERVER Adjacency CohortSampling Guarantee Observer Release Sampling "
+    "account colluding",
+    "d2pfed.api": "EarlyStop FitResult RunOptions Training fit",
+    "d2pfed.api.certify": "certify",
+    "d2pfed.errors": "BudgetExceeded ConfigError D2PFedError DamagedFile DownloadError LedgerError MissingExtra "
+    "PeerError TooFewClients",
+    "d2pfed.ledger": "Budget Ledger verify",
+    "d2pfed.numerics.randomness": "Entropy",
+    "d2pfed.plan": "MechanismName Plan PlanSummary Policy PrivacyTarget calibrate describe",
+    "d2pfed.round": "Participant aggregate",
+    "d2pfed.statistics.metrics": "private_metrics",
+    "d2pfed.statistics.queries": "private_histogram private_mean private_quantile private_sum private_table",
+    "d2pfed.statistics.release": "Statistic",
+    "d2pfed.training": "ServerOptimizer train",
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:

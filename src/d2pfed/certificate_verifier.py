@@ -647,12 +647,9 @@ def check_budget(budget: Json, events: Sequence[Event]) -> str:
     return met(epsilon, delta, min(found))
 
 
-Rule = Callable[[], float]
-
-
 def filter_rules(
     fixed: Sequence[Event], later: Sequence[Event], observer: str, delta: float, epsilon: float
-) -> list[Rule]:
+) -> list[Callable[[], float]]:
     """Return the rules one of which must admit all runs, each as the epsilon that it needs (theory 15)."""
     parts = [parts_of([event], observer) for event in (*fixed, *later)]
     if any(part.left < 1 for each in parts for part in each):

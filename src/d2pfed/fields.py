@@ -132,7 +132,8 @@ def _converted(each: Description, value: object) -> object:
         # A member of another enum is refused, even if it is a string that is spelt alike.
         if isinstance(value, str) and not isinstance(value, Enum) and value in [one.value for one in each.type]:
             return each.type(value)
-        raise _refused(each, f"one of {', '.join(one.value for one in each.type)}", value)
+        named = [one.value for one in each.type if not (each.takes_function and one.name == "OWN")]
+        raise _refused(each, f"one of {', '.join(named)}{' or a function' * each.takes_function}", value)
     raise _refused(each, f"of the type {each.type.__name__}{' or its name' if each.parse else ''}", value)
 
 

@@ -12,11 +12,12 @@ import numpy as np
 
 from d2pfed.accounting import Unit
 from d2pfed.deploy.client import Purpose
-from d2pfed.deploy.layout import Layout, encode_model
+from d2pfed.deploy.layout import Layout
 from d2pfed.deploy.requests import RunAnnouncement
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.client_log import Entry
 from d2pfed.noise.mechanisms import Shared
+from d2pfed.numerics.model_bytes import encode_model
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import IntVector, RingVector
 from d2pfed.plan import Plan

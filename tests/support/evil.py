@@ -243,7 +243,7 @@ class Evil:
             survivors=survivors,
             total=total,
         )
-        return unmask(aggregate, self.all_shares, map).vector
+        return unmask(aggregate, self.all_shares).vector
 
     def without(self, total: np.ndarray, ranks: Iterable[int]) -> np.ndarray:
         """Subtract vectors that the server knows."""

@@ -23,7 +23,7 @@ from d2pfed.accounting import SERVER
 from d2pfed.cli.options import read_config
 from d2pfed.deploy import config as client_config
 from d2pfed.deploy import rosters as enrolment
-from d2pfed.deploy.layout import Layout, decode_model, decode_task, encode_model, encode_task
+from d2pfed.deploy.layout import Layout, decode_task, encode_task
 from d2pfed.deploy.requests import ExchangeRequest, RunAcceptance, RunAnnouncement
 from d2pfed.deploy.state import SavedPhase
 from d2pfed.errors import D2PFedError, PeerError
@@ -32,6 +32,7 @@ from d2pfed.ledger.budget import ChargedRun, decode_body
 from d2pfed.ledger.client_log import Anchor, Entry, LogRow, head_after, parse
 from d2pfed.ledger.rows import decode_release, encode_release
 from d2pfed.numerics import canonical
+from d2pfed.numerics.model_bytes import decode_model, encode_model
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import PrivacyTarget, calibrate, decode_plan
 from d2pfed.plan.target import parse_clip
@@ -167,7 +168,7 @@ def wires() -> Iterator[Target]:
     task = encode_task(LAYOUT, {"lr": 0.1, "layers": [1, 2]})
     yield Target("task", lambda data: decode_task(data, LAYOUT), (task,))
     model = encode_model(np.zeros(LAYOUT.dimension, np.float32))
-    yield Target("model", lambda data: decode_model(data, LAYOUT), (model,))
+    yield Target("model", lambda data: decode_model(data, LAYOUT.dimension), (model,))
     saved = SavedPhase("run", b"invitation", 1.0, 9e9, b"state").encode()[32:]
     yield Target("saved phase", lambda data: SavedPhase.decode(digest("saved", data) + data), (saved,))
     yield Target("position", unpack_position, (bytes(range(104)),))

@@ -12,9 +12,11 @@ import numpy as np
 
 from d2pfed.errors import PeerError, TooFewClients
 from d2pfed.numerics.randomness import Stream, digest
-from d2pfed.secagg import crypto
+from d2pfed.secagg import crypto, heads
 from d2pfed.secagg.lattice import masks, messages
+from d2pfed.secagg.lattice import session as sessions
 from d2pfed.secagg.lattice.field import PRIME
+from d2pfed.secagg.lattice.parameters import Committee
 from d2pfed.secagg.lattice.session import Session
 from support.lattice import EXCHANGES, LatticeFederation, certified, make_session
 
@@ -24,12 +26,16 @@ CHEATS = ("sums", "seeds", "sums and traces", "boxes", "commitment")
 public_of = lru_cache(maxsize=1 << 12)(crypto.signing_public)
 
 
+def hashed(*parts: bytes) -> bytes:
+    return sha256(b"".join(parts)).digest()
+
+
 @contextmanager
 def stand_ins() -> Iterator[None]:
     """Hashes in the place of key agreement, signatures and pads: sums and blame are none the wiser."""
 
-    def hashed(*parts: bytes) -> bytes:
-        return sha256(b"".join(parts)).digest()
+    def begin(own: crypto.Agreement, secret: bytes) -> None:
+        own.public = hashed(secret)
 
     def agree(own: crypto.Agreement, public: bytes) -> bytes:
         return hashed(*sorted((own.public, public)))
@@ -42,35 +48,62 @@ def stand_ins() -> Iterator[None]:
             raise PeerError("a signature does not fit its statement")
 
     def pads(session: Session, shared: bytes, context: bytes, client: int, member: int) -> np.ndarray:
+        return words(session.polynomials + 2, context, shared, client, member)
+
+    @lru_cache(maxsize=1 << 14)  # for both ends
+    def words(count: int, context: bytes, shared: bytes, client: int, member: int) -> np.ndarray:
         named = context + shared + client.to_bytes(8, "little") + member.to_bytes(8, "little")
-        words = shake_128(named).digest(2 * (session.polynomials + 2))
-        return np.frombuffer(words, "<u2").astype(np.int64) % PRIME
+        return np.frombuffer(shake_128(named).digest(2 * count), "<u2").astype(np.int64) % PRIME
+
+    read, requests = messages.read_request, dict[tuple[bytes, bytes], object]()
+
+    def read_request(session: Session, body: messages.RequestBody) -> object:
+        named = session.digest, body.rest  # all clients are sent the same
+        if named not in requests:
+            requests.clear()
+            requests[named] = read(session, body)
+        return requests[named]
 
     replaced = {"sign": sign, "require_signature": require_signature, "signing_public": public_of}
-    agreeing, padding = patch.object(crypto.Agreement, "agree", agree), patch.object(masks, "pads", pads)
+    agreeing = patch.multiple(crypto.Agreement, __init__=begin, agree=agree)
+    padding, probing = patch.object(masks, "pads", pads), patch.object(crypto, "require_order")
+    reading = patch.object(messages, "read_request", read_request)
+    once = lru_cache(maxsize=1 << 14)(digest)  # every client hashes what every other has signed
+    hashing = patch.object(heads, "digest", once), patch.object(sessions, "digest", once)
     certified.cache_clear()  # what hashes have signed, and what was signed in earnest, is of no use to the other
-    with patch.multiple(crypto, **replaced), agreeing, padding:
+    with patch.multiple(crypto, **replaced), agreeing, padding, probing, reading, hashing[0], hashing[1]:
         yield
     certified.cache_clear()
 
 
 def draw_session(stream: Stream, size: int | None) -> Session:
-    """A session of 23 to 80 clients, small ones more often, of whom up to three collude.
+    """A session of 19 to 80 clients, small ones more often, of whom up to three collude.
 
-    Below 23 no committee could open anything.
+    Most committees are as small as can open anything; the others are those that the rule chooses, from 23 clients on.
     """
-    size = 23 + min(stream.below(58) for _ in range(3)) if size is None else size
+    by_rule = size is not None or stream.below(8) == 0
+    if size is None:
+        size = (23 if by_rule else 19) + min(stream.below(58) for _ in range(3 if by_rule else 8))
     way = ({}, {"by_slot": True}, {"signed": False})[stream.below(3)]
+    colluders = stream.below(4 if by_rule else min(4, size - 17))
     return make_session(
         size,
         dropouts=Fraction(1, 24 if size > 64 and stream.below(2) else 12),  # a committee smaller than the cohort
-        colluders=stream.below(4),
+        colluders=colluders,
         bits=1 + stream.below(20),
         dimension=1 + stream.below(40),
         secret=(48 if size > 64 else 16) + stream.below(40),  # a smaller committee packs 48 numbers
         attempt=stream.below(1000),
+        committee=None if by_rule else draw_committee(stream, size, colluders),
         **way,
     )
+
+
+def draw_committee(stream: Stream, size: int, colluders: int) -> Committee:
+    """A committee that packs 16 numbers, with at most six members to spare for the missing and for liars."""
+    threshold = max(1, colluders)
+    members = min(size, 18 + threshold + stream.below(7))
+    return Committee(members, threshold, 16, (members + colluders) // 2 + 1, colluders)
 
 
 def run_lattice(seed: int, size: int | None = None) -> str:

@@ -9,11 +9,12 @@ import numpy as np
 
 from d2pfed.deploy.client import PrivateClient, TrainArrays
 from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.layout import Layout, NamedArrays, encode_model, encode_task
+from d2pfed.deploy.layout import Layout, NamedArrays, encode_task
 from d2pfed.deploy.requests import Blob, ExchangeRequest, RequestKind, RunAnnouncement
 from d2pfed.deploy.rosters import Draws, SignedRoster
 from d2pfed.errors import D2PFedError
 from d2pfed.numerics import canonical
+from d2pfed.numerics.model_bytes import encode_model
 from d2pfed.plan import Plan, Protocol
 from d2pfed.round import Attempt, Invite, gather, rotation_seed, session_of
 from d2pfed.secagg import Session, Sum

@@ -59,24 +59,17 @@ def start_backend(
         if name is BackendName.PROCESSES:
             raise ConfigError(f"worker processes cannot be used: {reason}")
         return here, f"Clients are trained in this process, by one thread: {reason}."
-    backend = _tried_workers(trainer, count, trial)
-    if backend is None:
-        if name is BackendName.PROCESSES:
-            raise ConfigError("worker processes cannot be used: they ended as they began")
-        return here, "Clients are trained in this process, by one thread: worker processes ended as they began."
-    return backend, f"Clients are trained by {count} worker processes."
-
-
-def _tried_workers(trainer: UserTrainer, count: int, trial: tuple[FloatVector, int]) -> Backend | None:
-    """Start workers and try one before anything is charged; one that cannot load what it was sent would drop out."""
     backend = None
     with suppress(ConfigError, OSError):  # no worker is left, or one ended before it had all
         backend = ProcessBackend(TolerantTrainer(trainer), count, "forkserver", use_one_thread)
+        # One is tried before anything is charged: one that cannot load what it was sent would drop out.
         if next(backend.train(trial[0], (trial[1],), 0)) is not None:
-            return backend
+            return backend, f"Clients are trained by {count} worker processes."
     if backend is not None:
         backend.close()
-    return None
+    if name is BackendName.PROCESSES:
+        raise ConfigError("worker processes cannot be used: they ended as they began")
+    return here, "Clients are trained in this process, by one thread: worker processes ended as they began."
 
 
 def backend_for(job: "Job", options: RunOptions, path: Path) -> tuple[Backend, str]:

@@ -128,9 +128,8 @@ def split_population(target: PrivacyTarget, rounds: int | None, cohort_size: int
         raise ConfigError(f"rounds and cohort_size must be given, unless sampling is once, got {target.sampling}")
     population = target.population
     if rounds is not None:
-        size = (
-            population // (rounds + math.ceil(rounds / 10)) or population // rounds
-        )  # without a reserve, if there is none to have
+        # Without a reserve, if there is none to have.
+        size = population // (rounds + math.ceil(rounds / 10)) or population // rounds
         if size < 1:
             raise ConfigError(f"rounds must be at most the population {population} under `once`, got {rounds}")
         return rounds, size, f"Cohorts of {size:,}: {population:,} clients over {rounds:,} rounds and a reserve."

@@ -12,12 +12,11 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from d2pfed.api.backends import backend_for, personal_trainer
-from d2pfed.api.fingerprint import keep_fingerprint
 from d2pfed.api.job import Job, plan_job
 from d2pfed.api.progress import Watcher
 from d2pfed.api.result import FitResult, read_norms
 from d2pfed.api.settings import MOVED, Callback, EarlyStop, RunOptions, Training, settings_of
-from d2pfed.api.workload import workload_of
+from d2pfed.api.workload import keep_fingerprint, workload_of
 from d2pfed.errors import BudgetExceeded, ConfigError, closest
 from d2pfed.learning import Losses, Metric, Model, Module, one_thread
 from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget, describe, record_terms
@@ -111,7 +110,19 @@ def fit(
         near = "".join(f" (did you mean {each}?)" for each in closest(name, known))
         raise ConfigError(f"fit has no parameter {name}{near}")
     options = settings_of(RunOptions, run, "run")
-    place = _existing(directory, options.name, resume=resume)
+    if not isinstance(resume, bool):
+        raise ConfigError(f"resume must be True or False, got {resume!r}")
+    if directory is not None:
+        if not isinstance(directory, (str, Path)):
+            raise ConfigError(f"directory must be a path, got {type(directory).__name__}")
+        if options.name is not None:
+            raise ConfigError(
+                f"a run is called as its directory is: give name or directory, got {options.name} and {directory}"
+            )
+        if not resume and (Path(directory) / "settings.json").exists():
+            raise ConfigError(
+                f"{directory} holds a run: resume=True goes on with it, another directory begins a new one"
+            )
     if seed is not None:
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ConfigError(f"seed must be a whole number, got {seed!r}")
@@ -138,26 +149,7 @@ def fit(
         options=options,
     )
     with one_thread(job.model):
-        return _execute(job, place, options, resume=resume)
-
-
-def _existing(directory: object, name: str | None, *, resume: object) -> Path | None:
-    """Return the directory that a call names; None if it is to be a new one."""
-    if not isinstance(resume, bool):
-        raise ConfigError(f"resume must be True or False, got {resume!r}")
-    if directory is None:
-        return None
-    if not isinstance(directory, (str, Path)):
-        raise ConfigError(f"directory must be a path, got {type(directory).__name__}")
-    if name is not None:
-        raise ConfigError(
-            f"a run is called as its directory is: give name or directory, got {name} and {directory}"
-        )
-    if not resume and (Path(directory) / "settings.json").exists():
-        raise ConfigError(
-            f"{directory} holds a run: resume=True goes on with it, another directory begins a new one"
-        )
-    return Path(directory)
+        return _execute(job, None if directory is None else Path(directory), options, resume=resume)
 
 
 @contextmanager
@@ -179,23 +171,18 @@ def _new_directory(name: str) -> Iterator[Path]:
             path.rmdir()
 
 
-def _read_baseline(baseline: object) -> Baseline | None:
-    """Return the rounds of a baseline."""
-    if isinstance(baseline, FitResult):
-        return Baseline(baseline.directory.name, baseline.history)
-    if isinstance(baseline, (str, Path)):
-        other = read_report(Path(baseline))
-        return Baseline(other.run, other.rounds)
-    if baseline is not None:
-        raise ConfigError(f"baseline must be a FitResult or a run's directory, got {type(baseline).__name__}")
-    return None
-
-
 def _execute(job: Job, place: Path | None, options: RunOptions, *, resume: bool) -> FitResult:
     """Try everything once, start what trains the clients, train from where the run is, and say what it came to."""
     name = options.name or job.name
     check_name("a run's", name)
-    baseline = _read_baseline(options.baseline)
+    baseline, given = None, options.baseline
+    if isinstance(given, FitResult):
+        baseline = Baseline(given.directory.name, given.history)
+    elif isinstance(given, (str, Path)):
+        other = read_report(Path(given))
+        baseline = Baseline(other.run, other.rounds)
+    elif given is not None:
+        raise ConfigError(f"baseline must be a FitResult or a run's directory, got {type(given).__name__}")
     job.evaluator.rehearse(job.model.initial())
     with ExitStack() as stack:
         path = place or (Path("runs") / name if resume else stack.enter_context(_new_directory(name)))

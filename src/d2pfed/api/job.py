@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +201,7 @@ class Job:
             clear = replace(self.clear_federation(run, backend), note_norms=partial(add_norms, run.directory.path))
             return run.train(clear, self.evaluator, listen, evaluate_every=evaluate_every, stop=stop)
         if run.state.rounds == 0:  # once, before anybody's data is touched
-            rehearse(self.plan.codec.length, self.plan.ring.bits, Entropy.system(), self.plan.secret)
+            _rehearse_once(self.plan.codec.length, self.plan.ring.bits, self.plan.secret)
         if self.plan.protocol is Protocol.STANDING and can_stand(self.plan):
             standing = StandingFederation(
                 plan=self.plan,
@@ -248,6 +248,11 @@ class Job:
     def _entropy(self) -> Entropy:
         seed = self.settings.seed
         return Entropy.system() if seed is None else Entropy.replay(str(seed).encode())
+
+
+@cache  # which keeps no failure: an installation that is right for a size stays so while the process lives
+def _rehearse_once(length: int, bits: int, secret: int | None) -> None:
+    rehearse(length, bits, Entropy.system(), secret)
 
 
 def plan_job(
@@ -312,9 +317,8 @@ def plan_job(
             early_stop=early_stop,
             max_weight=training.max_weight,
         )
-        named = Job.with_plan(settings, work.task, model, plan)
         return replace(
-            named,
+            Job.with_plan(settings, work.task, model, plan),
             evaluator=work.evaluator,
             groups=training.groups,
             weights=weights,
@@ -322,6 +326,7 @@ def plan_job(
             fingerprint=work.fingerprint,
             own_local=local,
         )
+    kept = () if work.whole is None else tuple(each for each in work.whole.names if each not in model.names)
     user_settings = RunSettings(
         title=work.title,
         data=work.data,
@@ -339,9 +344,7 @@ def plan_job(
             early_stop=early_stop,
             max_weight=training.max_weight,
             unit=None if training.groups is None else "owner",
-            personal=None
-            if work.whole is None
-            else tuple(each for each in work.whole.names if each not in model.names),
+            personal=kept or None,
             dropouts=None if options.dropouts == Dropouts() else options.dropouts,
             fidelity=None if options.fidelity is Fidelity.SUM else options.fidelity,
         ),
@@ -403,11 +406,8 @@ def read_settings(run: Path) -> RunSettings:
         raise ConfigError(
             f"{run} is not a private run of `fit` or `d2pfed train`, whose clients can be made again"
         )
-    local, given = (
-        details.local,
-        (details.max_weight, getattr(details, "unit", None), getattr(details, "personal", None)),
-    )
-    if any(each is not None for each in given):
+    local = details.local
+    if any(getattr(details, name, None) is not None for name in ("max_weight", "unit", "personal")):
         raise ConfigError(
             f"the run in {run} has weights, owners of rows or personal layers, which its directory does not have"
         )

@@ -85,9 +85,7 @@ class FitResult:
             if values:
                 found.append((name, ", ".join(f"{metric} {value:.4g}" for metric, value in values.items())))
         asked = None if self.plan_summary is None else self.plan_summary.against
-        ordered = sorted(
-            self.guarantees, key=lambda each: each.observer != asked
-        )  # what was asked for comes first
+        ordered = sorted(self.guarantees, key=lambda each: each.observer != asked)  # what was asked for first
         claims = [(f"epsilon against {each.observer}", each) for each in ordered]
         if not claims:
             found.append(("epsilon", "none, trained in the clear"))

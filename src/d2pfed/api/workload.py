@@ -1,8 +1,10 @@
 """What is trained on what, and how it is measured: a user's module and clients, or a task and a model by name."""
 
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from hashlib import blake2b
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -35,10 +37,14 @@ from d2pfed.learning import (
     user_model,
     without_personal,
 )
+from d2pfed.ledger.files import replace_file
 from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.randomness import KEY_BYTES, Entropy
+from d2pfed.runs.json_files import parse, read_text
 from d2pfed.statistics.records import client_weights, positive
 
 MAIN_TASK = "infimnist"
+FINGERPRINT = "fingerprint.json"  # in a run's directory, for its owner alone
 Kind = TypeVar("Kind")
 
 
@@ -69,12 +75,17 @@ class ModelEvaluator:
             return measure(self.model, params, batches_of(data, owner, self.collate), self.metrics or {})
 
     def rehearse(self, params: FloatVector) -> None:
-        """Measure one batch by a user's metrics, so that a mistake shows before anything is charged."""
+        """Measure one batch of each data set by a user's metrics, so that a mistake shows before anything is charged.
+
+        What test data come to is thrown away; data that can be read only once, or are yet to be opened, are left.
+        """
         if self.metrics is None:
             return
-        with explained("the validation data cannot be measured"):
-            batches = batches_of(self.validation, "validation", self.collate)
-            measure(self.model, params, islice(batches, 1), self.metrics)
+        for data, owner in ((self.validation, "validation"), (self.held_out, "test")):
+            if callable(data) or isinstance(data, Iterator):
+                continue
+            with explained(f"the {owner} data cannot be measured"):
+                measure(self.model, params, islice(batches_of(data, owner, self.collate), 1), self.metrics)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -89,9 +100,7 @@ class Workload:
     data: str
     loss: str  # the name by which settings know it
     task: Task | None = field(default=None, repr=False)
-    whole: Model | None = field(
-        default=None, repr=False
-    )  # with the layers that clients keep, where they keep some
+    whole: Model | None = field(default=None, repr=False)  # with the layers that clients keep, if any
     names: tuple[str, str] | None = None  # of task and model, where both can be made again by name
     is_main_job: bool = False
     fingerprint: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -156,7 +165,7 @@ def workload_of(
     whole = model if training.personal else None
     model = without_personal(model, training.personal) if training.personal else model
     names = None if training.personal else names
-    measured = _checked_metrics(metrics, model)
+    measured = None if task is not None and metrics is None else _checked_metrics(metrics, model)
     function = training.step or loss
     loss_name = getattr(function, "__qualname__", type(function).__qualname__)
     held: Clients | UserClients
@@ -172,9 +181,7 @@ def workload_of(
     return Workload(
         model=model,
         clients=held,
-        evaluator=ModelEvaluator(
-            model, validation, test, None if task is not None and metrics is None else measured, training.collate
-        ),
+        evaluator=ModelEvaluator(model, validation, test, measured, training.collate),
         training=training,
         title=type(module).__name__ if names is None else f"{names[0]}, {names[1]}",
         data=f"{held.population:,} clients" if task is None else task.description,
@@ -227,3 +234,25 @@ def made_by(name: str, kind: type[Kind]) -> Kind:
     if not isinstance(made, kind):
         raise ConfigError(f"{name} must return a {kind.__name__} of d2pfed.learning, got a {type(made).__name__}")
     return made
+
+
+def keep_fingerprint(directory: Path, found: Mapping[str, str]) -> None:
+    """Write down what a run is begun with; refuse to go on with something else, and name what differs."""
+    if not (directory / FINGERPRINT).exists():
+        salt = Entropy.system().stream().bytes(KEY_BYTES).hex()
+        replace_file(directory / FINGERPRINT, json.dumps({"salt": salt} | _salted(found, salt)).encode())
+        return
+    stored = parse(read_text(directory / FINGERPRINT), f"{directory / FINGERPRINT}")
+    salted = _salted(found, str(stored.pop("salt", "")))
+    differing = [name for name in salted | stored if salted.get(name) != stored.get(name)]
+    if differing:
+        more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
+        raise ConfigError(
+            f"the run in {directory} was begun with other parts: {', '.join(differing[:5])}{more}; a run goes on with "
+            "the same module, functions and data only: choose another directory"
+        )
+
+
+def _salted(found: Mapping[str, str], salt: str) -> dict[str, str]:
+    # Without it, equal data would show as such in the files of two runs.
+    return {name: blake2b(f"{salt} {text}".encode(), digest_size=8).hexdigest() for name, text in found.items()}

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import sys
 from importlib import import_module
 from importlib.metadata import version
@@ -34,6 +35,7 @@ MODULES = {
     **dict.fromkeys(("client", "roster"), "federation"),
     **dict.fromkeys(("report", "certify", "data"), "files"),
 }
+_LEAST_MEMORY = 256 << 20  # bytes of addresses: with less, OpenBLAS may wait for memory forever as scipy loads
 START = """\
 Federated learning with secure aggregation and distributed differential privacy.
 
@@ -94,6 +96,8 @@ def start(
 
 def main() -> None:
     """Run the command line."""
+    if 0 <= resource.getrlimit(resource.RLIMIT_AS)[0] < _LEAST_MEMORY:
+        _fail("d2pfed", "there is too little memory for this command (see `ulimit -v`)")
     run(app, "d2pfed")
 
 

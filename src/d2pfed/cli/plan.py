@@ -1,7 +1,6 @@
 """`d2pfed plan` and `d2pfed account`: what a privacy target requires, and the epsilon of given noise."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import Annotated, Any
@@ -106,13 +105,23 @@ def plan(wanted: dict[str, Any], *, json: AsJson = False) -> None:
 def _print(summary: PlanSummary, plan: Plan) -> None:
     from rich.table import Table  # noqa: PLC0415 - slow to load, and JSON needs no table
 
+    # What is sent and received is all messages of an attempt in which nobody drops out.
+    traffic = [("protocol", str(summary.protocol or "none: simulations of the sum only"))]
+    if summary.traffic is not None:
+        parts = {"a client": summary.traffic.client, "a member of the committee": summary.traffic.member}
+        for who, sent in parts.items():
+            if sent is not None:
+                traffic.append((f"{who} sends", f"{sent.sent:,} bytes per attempt"))
+                traffic.append((f"{who} receives", f"{sent.received:,} bytes per attempt, the model included"))
+        if summary.traffic.roster:
+            traffic.append(("roster", f"{summary.traffic.roster:,} bytes, once"))
     table = Table(title="The plan", title_justify="left", show_header=False)
     for name, value in (
         ("noise on the sum (sigma)", f"{summary.sigma:.5g}"),
         ("noise multiplier", f"{summary.noise_multiplier:.4f}"),
         ("bits per coordinate", f"{summary.bits}"),
         ("vector per client per round", f"{summary.upload_bytes:,} bytes for {plan.dimension:,} parameters"),
-        *_traffic(summary),
+        *traffic,
         ("chance that a sum wraps", f"at most {round_up(summary.wrap_probability, 2)} per round"),
         ("error against a trusted server", f"{100 * (summary.relative_error - 1):+.2f} %"),
         ("noise in the mean over the clip", f"{summary.noise_to_clip:.3g}"),
@@ -135,20 +144,6 @@ def _print(summary: PlanSummary, plan: Plan) -> None:
     ):
         out().print(reason)
     out().print(epsilons(summary.guarantees))
-
-
-def _traffic(summary: PlanSummary) -> Iterator[tuple[str, str]]:
-    """Yield the rows of what a client sends and receives: all messages of an attempt in which nobody drops out."""
-    yield "protocol", str(summary.protocol or "none: simulations of the sum only")
-    if summary.traffic is None:
-        return
-    parts = {"a client": summary.traffic.client, "a member of the committee": summary.traffic.member}
-    for who, traffic in parts.items():
-        if traffic is not None:
-            yield f"{who} sends", f"{traffic.sent:,} bytes per attempt"
-            yield f"{who} receives", f"{traffic.received:,} bytes per attempt, the model included"
-    if summary.traffic.roster:
-        yield "roster", f"{summary.traffic.roster:,} bytes, once"
 
 
 class Name(StrEnum):

@@ -15,7 +15,7 @@ from d2pfed.accounting import Unit
 from d2pfed.deploy.attempt import ClientAttempt, accept_run
 from d2pfed.deploy.config import ClientConfig
 from d2pfed.deploy.lattice import LATTICE_REQUESTS, answer_lattice, convene, sweep_members
-from d2pfed.deploy.layout import Layout, NamedArrays, decode_model, decode_task
+from d2pfed.deploy.layout import Layout, NamedArrays, decode_task
 from d2pfed.deploy.requests import (
     HAS_KEYS,
     HAS_NO_KEYS,
@@ -31,6 +31,7 @@ from d2pfed.deploy.state import Blobs, LocalArrays, SavedPhases
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.files import FileError
 from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.model_bytes import decode_model
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import IntVector, RingVector
 from d2pfed.plan import Request
@@ -129,7 +130,7 @@ class PrivateClient:
         require_purpose(settings, self.purpose)
         asked = Request.STATISTICS if STATISTIC in settings else Request.TRAINING
         attempt.config.policy.require_request(Request.EVALUATION if is_evaluation(settings) else asked)
-        params = decode_model(model, layout)
+        params = decode_model(model, layout.dimension, attempt.plan.download_bits)
         participant = Participant(
             plan=attempt.plan,
             client=attempt.config.client,

@@ -11,7 +11,7 @@ from reprlib import repr as shortened
 from typing import Any, get_origin, get_type_hints
 
 from d2pfed.accounting import Unit
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, shown
 from d2pfed.ledger.client_log import ClientLog
 from d2pfed.ledger.files import OTHERS_MAY_USE, create_file, make_directory, read_file, require_directory
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy, digest
@@ -115,9 +115,7 @@ class ClientConfig:
     policy: Policy
     budget: ClientBudget  # of this client, over all runs
     secret: bytes | None = field(repr=False)
-    state: Path | None = (
-        None  # where keys of silos and members are kept, in memory; None: where the system offers it
-    )
+    state: Path | None = None  # where keys are kept, in memory; None: where the system offers it
     keys_on_disk: bool = False  # whether they may be kept on a disk, whose backups void the guarantee
 
     def __post_init__(self) -> None:
@@ -142,8 +140,7 @@ def default_anchor(authority: bytes, client: int) -> Path:
 def require_identity(client: int) -> None:
     """Refuse what cannot be a client's identity."""
     if not 0 <= client < ID_LIMIT:
-        value = client if client.bit_length() < 128 else f"a number of {client.bit_length()} bits"
-        raise ConfigError(f"a client's identity must be in [0, 2^64), got {value}")
+        raise ConfigError(f"a client's identity must be in [0, 2^64), got {shown(client)}")
 
 
 def init_client(

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -107,7 +107,6 @@ class Deployment:
     positions: Path  # directory of the server's memory of where its clients' logs stand, a file for each authority
     population: tuple[int, ...]
     draws: Path | None  # the server's file of draws, where the roster has some
-    alive: Callable[[], None]  # is called whenever the run goes on
 
     def registry(self, first_draw: int) -> NodeRegistry:
         """Return the registry of nodes, which announces the run."""
@@ -142,7 +141,6 @@ class Deployment:
         self, registry: NodeRegistry, attempt: Attempt, wanted: Sequence[int], cohort: int, joining: float
     ) -> None:
         """Wait for the clients of an attempt, and refuse to go on without a quorum."""
-        self.alive()
         there = registry.wait_for(wanted, replace(self.deadlines, joining=joining), self.plan.quorum)
         if len(there) < self.plan.quorum:
             raise TooFewClients(
@@ -265,7 +263,7 @@ class CohortFederation:
         try:
             gathered = gather(
                 session,
-                self._exchange.carry(model),
+                self._exchange.carry(model, self._plan.download_bits),
                 self._exchange,
                 task=self._deployment.task(session.round),
                 invite=invite,
@@ -282,7 +280,6 @@ class CohortFederation:
         return tuple(self._exchange.stats)
 
     def _before(self, kind: MessageKind) -> None:
-        self._deployment.alive()
         if kind in _VECTORS and self._plan.sampling.method is Sampling.ONCE:
             self._participation.note(blocks=1)
 
@@ -297,9 +294,13 @@ class StandingFederation:
             raise ConfigError("standing keys are for enrolled silos, got no roster")
         silos = roster.roster.clients
         self._registry = deployment.registry(0)
-        # Nobody is given up early: an attempt without one of its members is void, and charged.
         self._exchange = ClientExchange(
-            deployment.transport, self._registry.nodes, deployment.deadlines, lambda _kind: None, quorum=len(silos)
+            deployment.transport,
+            self._registry.nodes,
+            deployment.deadlines,
+            ignore,
+            deployment.plan.quorum,
+            needs_all=True,
         )
         numbers = run.directory.path / _EPOCHS
         self._standing = StandingRun(
@@ -334,7 +335,9 @@ class StandingFederation:
         """Run the one exchange of a step; silos count their vectors themselves."""
         try:
             return self._standing.collect(
-                session, self._exchange.carry(model), self._deployment.task(session.round)
+                session,
+                self._exchange.carry(model, self._deployment.plan.download_bits),
+                self._deployment.task(session.round),
             )
         except VoidStep as lack:
             _log.warning(

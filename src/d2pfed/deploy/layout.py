@@ -1,4 +1,4 @@
-"""A model's named arrays as one flat vector and back; model and task as the bytes that masks are bound to."""
+"""A model's named arrays as one flat vector and back; a task as the bytes that masks are bound to."""
 
 import json
 import math
@@ -18,7 +18,6 @@ NamedArrays = Mapping[str, np.ndarray]  # a model's arrays by name
 _TYPES = ("float16", "float32", "float64")
 _LOCAL_TYPES = (*_TYPES, "int64", "int32", "uint8", "bool")
 MOST_LOCAL_BYTES = 1 << 19
-_PARAMS = np.dtype("<f4")
 _MOST_PARAMS = 1 << 32
 _MOST_NAME = 1 << 10
 _MOST_ARRAYS = 1 << 14
@@ -206,15 +205,3 @@ def require_run_config(sent: object, own: Mapping[str, object]) -> None:
             "the configuration of the run must be that of the task: the server starts with "
             "run_config=context.run_config"
         )
-
-
-def encode_model(params: FloatVector) -> bytes:
-    """Return the round's parameters as the bytes that all clients must see alike."""
-    return params.astype(_PARAMS).tobytes()
-
-
-def decode_model(data: bytes, layout: Layout) -> FloatVector:
-    """Return the parameters of a round."""
-    if len(data) != layout.dimension * _PARAMS.itemsize:
-        raise PeerError(f"a model of {layout.dimension} parameters was expected, got {len(data)} bytes")
-    return np.frombuffer(data, _PARAMS).astype(np.float32)

@@ -23,6 +23,7 @@ DEFAULTS: Mapping[str, object] = {
     "colluders": 0.1,
     "rotation": "auto",
     "compression": "auto",
+    "download_bits": 8,
 }
 
 
@@ -75,7 +76,8 @@ def complete_target(
     """Fill in what follows from the model, the roster and the app's configuration.
 
     A mapping gets the defaults of a deployment: against the server, delta 1e-5, a fifth of a cohort may drop out, a
-    tenth of the population may collude. Unless a smaller cohort is asked for, everyone is asked in every round. Under
+    tenth of the population may collude, models go
+    down at 8 bits per parameter. Unless a smaller cohort is asked for, everyone is asked in every round. Under
     a roster without draws the server picks the cohorts, and may put all colluders into one.
     """
     if isinstance(privacy, PrivacyTarget):

@@ -14,7 +14,6 @@ from hashlib import sha256
 from typing import Protocol
 
 from d2pfed.deploy.heads import PublishedHead
-from d2pfed.deploy.layout import encode_model
 from d2pfed.deploy.requests import (
     HAS_KEYS,
     MAX_ATTEMPT_SECONDS,
@@ -28,6 +27,8 @@ from d2pfed.deploy.requests import (
 )
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.model_bytes import encode_model
+from d2pfed.round.aggregation import ignore
 from d2pfed.runs import ExchangeRecord
 from d2pfed.secagg import Roster
 from d2pfed.secagg.crypto import require_signature
@@ -39,6 +40,8 @@ SHORTEST = 0.05  # seconds between two looks for work that is expected
 _AGAIN_SECONDS = 60.0  # after which a node that has not answered the announcement is asked again
 _TELL_SECONDS = 15.0  # while nothing changes, who is missing is said so often
 _ANNOUNCEMENT = "ANNOUNCEMENT"  # the name of this exchange in the log
+_ALIVE_SECONDS = 10.0  # between two signs of life while the server waits
+_PATIENCE = 4.0  # times the slowest answer so far, where one that is missing costs everybody an attempt
 _SMALLEST_BLOB = 1 << 16
 # For whose answers clients train.
 _TRAINING = (MessageKind.MASK_REQUEST, MessageKind.STANDING_REQUEST, MessageKind.LATTICE_REQUEST)
@@ -113,19 +116,24 @@ class Deadlines:
         """After how long a client forgets an attempt: twice what its exchanges can take, as sending takes time too."""
         return 2 * (self.training + 4 * self.keys)
 
-    def after_quorum(self, begun: float, until: float) -> float:
-        """Return until when the server waits for the others, now that a quorum is there: a straggler costs no more."""
+    def after_quorum(self, begun: float, until: float, slowest: float = 0.0) -> float:
+        """Return until when the server waits for the others, now that a quorum is there: a straggler costs no more.
+
+        `slowest`: seconds of the slowest answer so far, where all are needed.
+        """
         now = time.monotonic()
-        return min(until, now + max(self.grace, now - begun))
+        return min(until, max(now + max(self.grace, now - begun), begun + _PATIENCE * slowest))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Transport:
     """Sends requests to nodes and takes their answers, each matched to its request; counts those that do not count."""
 
     engine: Engine
     pace: Pace
+    alive: Callable[[], None] = ignore  # is called every few seconds while the server waits
     refusals: Counter[str] = field(default_factory=Counter)  # by rule, in our words
+    _told_alive: float = -math.inf
 
     def refuse(self, exchange: str, node: int, rule: str, reason: object) -> None:
         """Count and log an answer that does not count: in which exchange, whose, why; never what was in it."""
@@ -164,7 +172,11 @@ class Transport:
 
     def pause(self, until: float) -> bool:
         """Wait a little; say whether there is time left."""
-        left = until - time.monotonic()
+        now = time.monotonic()
+        if now - self._told_alive > _ALIVE_SECONDS:
+            self._told_alive = now
+            self.alive()
+        left = until - now
         if left > 0:
             self.pace.pause(left)
         return left > 0
@@ -234,7 +246,8 @@ class NodeRegistry:
         for client in [client for client, node in self.nodes.items() if node not in connected]:
             self._asked.discard(self.nodes.pop(client))  # when it comes back, it is told of the run again
         for late in [each for each in self._waiting if time.monotonic() - self._since[each] > _AGAIN_SECONDS]:
-            self._asked.discard(self._waiting.pop(late))  # lost on the way: to answer twice changes nothing
+            self._asked.discard(self._waiting[late])  # lost on the way or late: to answer twice changes nothing
+            self._since[late] = math.inf
         data = self.announcement.encode()
         for node in sorted(connected - self._asked):
             self._slipped.discard(node)
@@ -279,8 +292,9 @@ class ClientExchange:
     """The exchanges of a run with clients behind an engine's nodes (`secagg.Exchange`).
 
     `before` hears the kind of an exchange before its first request. After `quorum` answers the others have the grace,
-    after `members` where only a committee is asked. What frames end with or name, the `blob`, is sent to a node until
-    it has answered, and again if it has lost it.
+    after `members` where only a committee is asked. With `needs_all` one missing vector costs everybody an attempt: the
+    others have several times as long as the slowest vector so far, and keys are waited for until the deadline. The
+    `blob`, which frames end with or name, is sent to a node until it has answered, and again if it has lost it.
     """
 
     transport: Transport
@@ -290,8 +304,10 @@ class ClientExchange:
     quorum: int
     blob: Blob | None = None
     members: int | None = None
+    needs_all: bool = False
     stats: list[ExchangeRecord] = field(default_factory=list)
     _sent_bytes: int = 0
+    _slowest: float = 0.0  # seconds of the slowest vector so far
     _held: dict[int, bytes] = field(
         default_factory=dict
     )  # by node, the digest of the blob that it has answered to
@@ -329,20 +345,25 @@ class ClientExchange:
                 stats = replace(
                     stats, answered=stats.answered + 1, received_bytes=stats.received_bytes + len(answer)
                 )
+                if kind in _TRAINING and self.needs_all:
+                    self._slowest = max(self._slowest, time.monotonic() - begun)
                 if stats.answered == self._enough(kind):
-                    until = self.deadlines.after_quorum(begun, until)
+                    until = self.deadlines.after_quorum(begun, until, self._slowest)
                 yield client, answer
         self.stats.append(replace(stats, seconds=time.monotonic() - start, sent_bytes=self._sent_bytes))
 
-    def _enough(self, kind: MessageKind) -> int:
-        return self.quorum if self.members is None or kind in _TRAINING else self.members
+    def _enough(self, kind: MessageKind) -> int | None:
+        if kind in _TRAINING:
+            return self.quorum
+        return None if self.needs_all else self.members or self.quorum
 
-    def carry(self, model: FloatVector) -> bytes:
-        """Return the model's bytes, which the next exchanges carry; those of a small one are not worth a reference.
+    def carry(self, model: FloatVector, bits: int) -> bytes:
+        """Return the model's bytes, which the next exchanges carry; `bits` are of each parameter.
 
-        Where a committee opens sums, frames have no model: it always goes beside them.
+        Those of a small one are not worth a reference. Where a committee opens sums, frames have no model: it always
+        goes beside them.
         """
-        data = encode_model(model)
+        data = encode_model(model, bits)
         is_blob = self.members is not None or len(data) >= _SMALLEST_BLOB
         self.blob = Blob(data, sha256(data).digest()) if is_blob else None
         return data
@@ -374,10 +395,13 @@ class ClientExchange:
                 if request is not None:
                     clients[request] = client
         waiting = {request: self.nodes[client] for request, client in clients.items()}
-        until, there = time.monotonic() + seconds, dict[ClientId, bool]()
+        begun, there = time.monotonic(), dict[ClientId, bool]()
+        until = begun + seconds
         while waiting and self.transport.pause(until):
             for request, answer in self.transport.pull(RequestKind.PRESENCE, name, waiting):
                 del waiting[request]
                 if answer is not None:
                     there[clients[request]] = answer == HAS_KEYS
+                    if len(there) == self.quorum:  # one that hangs is asked again before the next attempt
+                        until = self.deadlines.after_quorum(begun, until)
         return there

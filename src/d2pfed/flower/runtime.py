@@ -10,12 +10,13 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import cast
 
 import httpx
 from flwr.app import Error, Message
@@ -23,6 +24,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.utils import get_load_client_app_fn
 from flwr.common.config import get_metadata_from_config, get_project_config
 from flwr.common.constant import ErrorCode, SubStatus
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore import log
 from flwr.supercore.constant import TaskType
@@ -46,6 +48,7 @@ from flwr.supernode.nodestate import NodeState, NodeStateFactory
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 from flwr.supernode.start_client_internal import _init_connection, _pull_and_store_message, _push_messages
 
+from d2pfed.deploy.requests import MAX_ATTEMPT_SECONDS
 from d2pfed.deploy.transport import SHORTEST, Pace
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.bundle import loaded
@@ -109,9 +112,7 @@ class Runtime:
     """The runtime API of a SuperNode."""
 
     address: str
-    certificates: (
-        bytes | None
-    )  # PEM of the authority that has signed its certificate; None: HTTP, on loopback only
+    certificates: bytes | None  # PEM of the authority behind its certificate; None: HTTP, on loopback only
     secret: bytes | None  # what this process shows to be given messages, where the SuperNode asks for it
 
     def __post_init__(self) -> None:
@@ -185,33 +186,58 @@ def answer(runtime: Runtime, token: str, source: AppSource) -> None:
     client.close()
 
 
-@dataclass(frozen=True)
-class _ShortWaits:
-    """A SuperNode's messages or objects: what is asked for is waited for here, at short intervals."""
+def send_answers(
+    state: NodeState,
+    store: ObjectStore,
+    message: str | None,
+    send: Callable[[Message, ObjectTree, float], tuple[set[str], str]],
+    push_object: Callable[[int, str, str, bytes], None],
+) -> None:
+    """Send the answers that are there; first wait for the one to this message, if its id is given.
 
-    kept: Any  # all of it but two methods is passed on
+    A run that is stopped may leave an answer that nobody waits for. It must leave too: Flower's own loop would take it
+    for the answer to the next message, and from then on be one answer behind.
+    """
+    found = list(state.get_messages_legacy(is_reply=True))
+    until = time.monotonic() + MAX_ATTEMPT_SECONDS  # by then no server wants it any more
+    while (
+        message is not None
+        and all(reply.metadata.reply_to_message_id != message for reply in found)
+        and time.monotonic() < until
+    ):
+        time.sleep(SHORTEST)
+        found += state.get_messages_legacy(is_reply=True)
+    late = [reply.metadata.reply_to_message_id for reply in found if reply.metadata.reply_to_message_id != message]
+    if late:
+        log(logging.WARNING, "Answers to earlier messages leave only now: %s", ", ".join(late))
+    if message is not None and len(late) == len(found):
+        log(logging.ERROR, "Message %s has no answer after %g seconds", message, MAX_ATTEMPT_SECONDS)
 
-    def get_messages_legacy(self, *, is_reply: bool) -> Sequence[Message]:
-        """Return the answer to the message that was taken last, once it is there."""
-        while not (found := self.kept.get_messages_legacy(is_reply=is_reply)):
+    def content(name: str) -> bytes | None:
+        while (data := store.get(name)) == b"":  # Flower would look for it every half second
             time.sleep(SHORTEST)
-        return list(found)
+        return data
 
-    def get(self, name: str) -> bytes | None:
-        """Return an object of the answer, once it has come; nothing if the store does not know it."""
-        while (found := self.kept.get(name)) == b"":
-            time.sleep(SHORTEST)
-        return None if found is None else bytes(found)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        return getattr(self.kept, name)
+    if found:
+        answers = SimpleNamespace(
+            get_messages_legacy=lambda **_filter: found,
+            get_message_processing_duration=state.get_message_processing_duration,
+            delete_messages=state.delete_messages,
+        )
+        objects = SimpleNamespace(get=content, get_object_tree=store.get_object_tree, delete=store.delete)
+        _push_messages(
+            state=cast("NodeState", answers),
+            object_store=cast("ObjectStore", objects),
+            send=send,
+            push_object=push_object,
+        )
 
 
 def run_supernode(arguments: list[str]) -> None:
     """Run a SuperNode in this process until it ends: Flower's steps, in a loop with pauses of our own.
 
     Flower's loop sleeps 3 seconds when there is no message, and has no setting for it. This one takes a message, has
-    it answered and sends the answer in the same order, one at a time.
+    it answered and sends the answer in the same order, one at a time, and matches answers to messages.
     """
     sys.argv = ["flower-supernode", *arguments]
     config = _parse_supernode_lifespan_config()
@@ -237,25 +263,28 @@ def run_supernode(arguments: list[str]) -> None:
     ) as (node, receive, send, get_run, get_fab, pull_object, push_object, confirm):
         state.set_node_id(node)
         log(logging.INFO, "SuperNode ID: %s", node)
+        received = ""
+
+        def receive_noted() -> tuple[Message, ObjectTree] | None:
+            nonlocal received
+            if (found := receive()) is not None:
+                received = found[0].metadata.message_id
+            return found
+
         while True:
             taken = _pull_and_store_message(
                 state=state,
                 object_store=store,
                 node_config=config.node_config,
-                receive=receive,
+                receive=receive_noted,
                 get_run=get_run,
                 get_fab=get_fab,
                 pull_object=pull_object,
                 confirm_message_received=confirm,
                 trusted_entities=config.trusted_entities,
             )
+            send_answers(state, store, None if taken is None else received, send, push_object)
             if taken is None:
                 pace.pause(_IDLE_SECONDS)
-                continue
-            pace.hurry()
-            _push_messages(
-                state=cast("NodeState", _ShortWaits(state)),
-                object_store=cast("ObjectStore", _ShortWaits(store)),
-                send=send,
-                push_object=push_object,
-            )
+            else:
+                pace.hurry()

@@ -205,6 +205,7 @@ class PrivateFedAvg:
                 callbacks,
                 lambda: evaluator.record(run.last_model()),
             )
+            transport.alive = monitor.write
             deployment = Deployment(
                 plan=self.plan,
                 roster=self.roster,
@@ -217,7 +218,6 @@ class PrivateFedAvg:
                 positions=self.directory if self.ledger is None else self.ledger.parent,
                 population=self.population,
                 draws=self.draws,
-                alive=monitor.write,
             )
             if self.has_standing_keys:
                 summary = run.train(StandingFederation(deployment), evaluator, monitor, rounds)

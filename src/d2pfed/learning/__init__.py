@@ -4,7 +4,7 @@ from d2pfed.learning.architectures import MODELS, build_model, fitting
 from d2pfed.learning.fingerprint import fingerprint
 from d2pfed.learning.local_settings import LocalTraining, MakeOptimizer, Optimizer, Precision, Rate, Schedule
 from d2pfed.learning.local_training import SequentialTrainer
-from d2pfed.learning.losses import Losses, accuracy, default_metrics
+from d2pfed.learning.losses import Losses, default_metrics
 from d2pfed.learning.model import (
     Forward,
     Metric,
@@ -59,7 +59,6 @@ __all__ = [
     "Metric",
     "Step",
     "Weigh",
-    "accuracy",
     "default_metrics",
     "evaluate",
     "example_losses",

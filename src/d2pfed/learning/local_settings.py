@@ -14,9 +14,8 @@ from d2pfed.errors import ConfigError, shown
 from d2pfed.fields import TRAINING, about, check_types, documented
 from d2pfed.numerics.canonical import OMITTED_IF_DEFAULT
 from d2pfed.numerics.ring import IntVector
-from d2pfed.training import round_of
+from d2pfed.training import MOST_RATE, round_of
 
-MOST_RATE = 1e6  # greater steps than any float32 model outlives
 MOST_EPOCHS, MOST_BATCH = 10_000, 100_000
 
 MakeOptimizer = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]

@@ -109,9 +109,6 @@ class Accuracy:
         return float((right & counted).sum()) / max(int(counted.sum()), 1)
 
 
-accuracy = Accuracy()
-
-
 def seen_by(function: object, outputs: Any) -> Any:  # noqa: ANN401 - what a user's module returns
     """Return what a loss or metric is given: torch's own and the default ones the logits, a user's the outputs."""
     is_known = isinstance(function, (CrossEntropy, Accuracy, _ByRow, nn.Module))

@@ -265,7 +265,7 @@ def user_model(
     patterns = (trainable,) if isinstance(trainable, str) else trainable
     if not isinstance(patterns, Sequence) or not all(isinstance(each, str) for each in patterns):
         raise ConfigError(f"trainable must be a pattern or a list of patterns, got {trainable!r}")
-    for name, hook in (*(("loss", loss), ("forward", forward), ("step", step), ("example_weights", weigh)),):
+    for name, hook in (("loss", loss), ("forward", forward), ("step", step), ("example_weights", weigh)):
         if hook is not None and not callable(hook):
             raise ConfigError(f"{name} must be a function, got {type(hook).__name__}")
     if step is not None and loss is not None:
@@ -305,9 +305,8 @@ def evaluate(model: Model, params: Params, examples: Examples) -> dict[str, floa
             outputs = model.outputs_of(model.scoring, values, inputs.to(model.device))
             own = labels.to(model.device)
             right += int((outputs.argmax(dim=1) == own).sum())
-            loss += float(
-                model.losses(outputs, own).cpu().double().sum()
-            )  # on the CPU: not all devices have doubles
+            # On the CPU: not all devices have doubles.
+            loss += float(model.losses(outputs, own).cpu().double().sum())
     return {"accuracy": right / len(examples), "loss": loss / len(examples)}
 
 
@@ -331,9 +330,8 @@ def measure(
                 continue
             here = batch.each(lambda leaf: leaf.to(model.device))
             inputs, labels = model.paired(here.inputs, here.labels)
-            found = (
-                None if model.step is not None and not metrics else model.outputs_of(model.scoring, values, inputs)
-            )
+            is_seen = model.step is None or metrics
+            found = model.outputs_of(model.scoring, values, inputs) if is_seen else None
             if model.step is None:
                 losses = model.losses(seen_by(model.losses, found), labels)
             else:

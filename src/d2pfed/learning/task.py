@@ -182,9 +182,7 @@ class PartitionKind(StrEnum):
 
     IID = "iid"  # every client a fair sample of everything
     SHARDS = "shards"  # rows sorted by class and cut into contiguous pieces: most clients hold a single class
-    DIRICHLET = (
-        "dirichlet"  # every client its own mix of classes, by a symmetric Dirichlet law; small alpha is uneven
-    )
+    DIRICHLET = "dirichlet"  # every client its own mix of classes, by a Dirichlet law; small alpha is uneven
     OWNER = "owner"  # every client is a real person of the data: a writer, a speaker
 
 

@@ -181,9 +181,8 @@ class LocalTrainer:
         twice = torch.stack([batch.inputs] * 2), torch.stack([batch.labels] * 2)
         weights = torch.full((2, len(batch)), 1 / len(batch), device=model.device) if self.by_row else None
         try:
-            found = [
-                vmap_gradients(model, pair, *twice, weights) for _ in range(2)
-            ]  # a module may count its calls
+            # Twice: a module may count its calls.
+            found = [vmap_gradients(model, pair, *twice, weights) for _ in range(2)]
         except RuntimeError as error:
             return TrainingMethod.LOOP, _REFUSED_NOTE + str(error).strip().splitlines()[0][:160]
         for two, gradient in zip(chain(*found), wanted * 2, strict=True):

@@ -25,9 +25,8 @@ def batches_of(data: object, owner: str, collate: Collate | None = None) -> Iter
     if isinstance(data, Examples) and data.labels is not None:
         data = data.inputs, data.labels
     is_pair = isinstance(data, tuple) and len(data) == 2 and all(_is_tree(part) for part in data)
-    if (
-        isinstance(data, list) and len(data) == 2 and collate is None
-    ):  # two examples, unless both are whole tensors or arrays
+    if isinstance(data, list) and len(data) == 2 and collate is None:
+        # Two examples, unless both are whole tensors or arrays.
         is_pair = all(getattr(part, "ndim", 0) for part in data)
     if isinstance(data, Examples) or is_pair:
         rows = data if isinstance(data, Examples) else _paired(data)

@@ -3,20 +3,3 @@
 from d2pfed.ledger.budget import Budget, ChargedRun, RunPlan
 from d2pfed.ledger.ledger import Ledger, Verification, read_budget, read_rows, verify
 from d2pfed.ledger.rows import Head, Key, Row, RowKind, decode_release, encode_release
-
-__all__ = [
-    "Budget",
-    "ChargedRun",
-    "Ledger",
-    "RunPlan",
-    "Verification",
-    "read_budget",
-    "read_rows",
-    "verify",
-    "Head",
-    "Key",
-    "Row",
-    "RowKind",
-    "decode_release",
-    "encode_release",
-]

@@ -194,6 +194,7 @@ class _Draft:
             ring=ring,
             batches=target.batches,
             records=target.records,
+            download_bits=target.download_bits,
         )
         if self.protocol is Protocol.LATTICE and isinstance(mechanism, Centered | DDGauss):
             secret = secret_length(ring.bits, mechanism.sigma)

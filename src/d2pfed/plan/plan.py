@@ -38,6 +38,7 @@ from d2pfed.noise.mechanisms import (
     Rounded,
 )
 from d2pfed.numerics import canonical
+from d2pfed.numerics.model_bytes import FLOAT_BITS, require_bits
 from d2pfed.numerics.randomness import digest
 from d2pfed.numerics.ring import Ring
 from d2pfed.numerics.rotation import Fold, Hadamard, RandomPhase
@@ -86,6 +87,7 @@ class Plan:
         committee: who holds shares in the lattice protocol; None: another protocol.
         secret: how many numbers a client's secret has in the lattice protocol.
         has_standing_keys: whether clients keep their keys for a run, as silos of records do.
+        download_bits: per parameter of the model that clients are sent and train from.
     """
 
     unit: Unit
@@ -112,6 +114,7 @@ class Plan:
     committee: Committee | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
     secret: int | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
     has_standing_keys: bool = field(default=False, metadata=canonical.OMITTED_IF_DEFAULT)
+    download_bits: int = field(default=FLOAT_BITS, metadata=canonical.OMITTED_IF_DEFAULT)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -129,6 +132,7 @@ class Plan:
             raise ConfigError(f"epsilon must be positive and finite, got {self.epsilon}")
         if not bounds.LEAST_DELTA <= self.delta < 1:
             raise ConfigError(f"delta must be in [{bounds.LEAST_DELTA:g}, 1), got {self.delta}")
+        require_bits(self.download_bits)
         self._check_units()
         self._check_protocol()
         extra = self.adaptive_clip is not None or self.weighting is not None

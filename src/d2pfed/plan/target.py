@@ -31,6 +31,7 @@ from d2pfed.errors import ConfigError, shown
 from d2pfed.fields import PRIVACY, TRAINING, about, check_types, documented
 from d2pfed.noise.mechanisms import MechanismName
 from d2pfed.numerics import canonical
+from d2pfed.numerics.model_bytes import FLOAT_BITS, require_bits
 from d2pfed.numerics.ring import MAX_BITS
 from d2pfed.numerics.rotation import MAX_DIMENSION
 from d2pfed.plan import bounds
@@ -193,6 +194,11 @@ class PrivacyTarget:
             parse=parse_compression,
         ),
     )
+    download_bits: int = field(
+        default=FLOAT_BITS,
+        metadata=canonical.OMITTED_IF_DEFAULT  # as in the settings of earlier runs
+        | about("Bits per parameter of the model that clients are sent: 8 or 32.", TRAINING),
+    )
 
     def __post_init__(self) -> None:
         # What follows from the unit: of records the usual adjacency, and that every silo is asked.
@@ -238,6 +244,7 @@ class PrivacyTarget:
                     f"compression must be a power of two below the dimension {size}, auto or off, got "
                     f"{shown(self.compression)}"
                 )
+        require_bits(self.download_bits)
         for name in ("dropouts", "colluders"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be in [0, 1), got {getattr(self, name)}")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from d2pfed.noise.mechanisms import Protocol, Shared
+from d2pfed.numerics.model_bytes import model_size
 from d2pfed.plan.bounds import VERIFIED_DEPTH, cohorts_to_choose
 from d2pfed.plan.plan import Plan
 from d2pfed.secagg import traffic
@@ -12,8 +13,6 @@ from d2pfed.secagg.pairwise.session import Delivery, Session
 from d2pfed.secagg.roster import NO_ROSTER
 from d2pfed.secagg.traffic import Traffic
 from d2pfed.secagg.trust import Consistency
-
-_PARAMETER_BYTES = 4  # a model is sent as 32-bit floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,8 @@ def traffic_of(plan: Plan) -> PlanTraffic | None:
     """Return the traffic of a plan, for a run of a name of 16 letters; None if no protocol carries it."""
     cohort, is_signed = tuple(range(plan.cohort_size)), plan.consistency is Consistency.SIGNED
     depth = VERIFIED_DEPTH if is_signed and cohorts_to_choose(plan.sampling, 1) else None
-    model, roster = _PARAMETER_BYTES * plan.dimension, traffic.roster_bytes(plan.sampling.population) * is_signed
+    model = model_size(plan.dimension, plan.download_bits)
+    roster = traffic.roster_bytes(plan.sampling.population) * is_signed
     named: dict[str, Any] = {
         "plan_digest": plan.digest,
         "run": 16 * "x",

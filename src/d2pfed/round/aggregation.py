@@ -171,7 +171,22 @@ def gather(
     transport must carry it.
     """
     if isinstance(session, lattice.Session):
-        return _gather_once(session, model, task, exchange=exchange, invite=invite, refused=refused)
+        # The committee is asked for its keys, then everybody for the one message that most clients ever send.
+        convening = lattice.Convening(
+            lattice.Invitations(
+                session=session,
+                roster=invite.roster,
+                opening=invite.opening,
+                remembered=invite.remembered,
+                excluded=invite.excluded,
+            )
+        )
+        run_exchange(convening, exchange, refused)
+        contributing = convening.close(task, lattice.model_digest(model))
+        run_exchange(contributing, exchange, refused)
+        invite.remember(contributing.positions)
+        # The server's own randomness: a nonce, and coefficients that no member may foresee. No sum depends on it.
+        return LatticeSum(contributing.close(Entropy.system()), exchange, refused, invite.remember)
     if isinstance(invite.roster, CertifiedRoster):
         raise ConfigError("certificates are for the lattice protocol, clients of others hold the roster")
     opening, remembered = invite.opening, invite.remembered
@@ -186,27 +201,6 @@ def gather(
     run_exchange(masking, exchange, refused)
     confirming = masking.close()
     return MaskedSum(confirming.survivors, confirming, exchange, refused)
-
-
-def _gather_once(
-    session: lattice.Session, model: bytes, task: bytes, *, exchange: Exchange, invite: Invite, refused: Refused
-) -> LatticeSum:
-    """Ask the committee for its keys, then everybody for the one message that most clients ever send."""
-    convening = lattice.Convening(
-        lattice.Invitations(
-            session=session,
-            roster=invite.roster,
-            opening=invite.opening,
-            remembered=invite.remembered,
-            excluded=invite.excluded,
-        )
-    )
-    run_exchange(convening, exchange, refused)
-    contributing = convening.close(task, lattice.model_digest(model))
-    run_exchange(contributing, exchange, refused)
-    invite.remember(contributing.positions)
-    # The server's own randomness: a nonce, and coefficients that no member may foresee. No sum depends on it.
-    return LatticeSum(contributing.close(Entropy.system()), exchange, refused, invite.remember)
 
 
 def run_exchange(phase: ServerPhase, exchange: Exchange, refused: Refused) -> None:

@@ -4,7 +4,7 @@ What a record adds to the sum depends on that record, the model and the attempt 
 leaves the silo: the sum is divided by a constant of the plan, and an empty batch sends noise like any other.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -20,11 +20,11 @@ from d2pfed.noise.mechanisms import Centered, Share
 from d2pfed.numerics.randomness import Entropy, Stream
 from d2pfed.numerics.ring import IntVector, RingVector
 from d2pfed.plan import Plan
-from d2pfed.round.lattice import LatticeClient
 from d2pfed.round.session import AttemptBinding, AttemptSession, rotation_seed
-from d2pfed.secagg import Client, Enrolment, History, lattice
+from d2pfed.secagg import Client, Enrolment, History, Position, lattice
 from d2pfed.secagg.crypto import Agree
 from d2pfed.secagg.crypto import agree as compute_secret
+from d2pfed.secagg.wire import MessageKind, kind_of
 
 
 @runtime_checkable
@@ -112,6 +112,61 @@ def toss(batches: BatchSampling, count: int, stream: Stream) -> IntVector:
 
 Update = NDArray[np.floating] | Units  # a client's vector, or what a silo makes of its records
 Train = Callable[[bytes, bytes], Update]  # from the bytes of task and model to a client's update
+
+
+def record_nothing(_statement: bytes) -> None:
+    """Write nothing down: what a member in this process has signed is in its memory."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LatticeClient:
+    """A client and, if it is in the committee, what it keeps between exchanges.
+
+    Attributes:
+        own: the client's half of the protocol.
+        contribute: makes the vector, after its charge.
+        entropy: of this attempt; a client that may be asked twice brings fresh entropy of the system each time.
+        model: what the transport has brought beside the request.
+        record: writes down which opening is signed.
+        member: what a member keeps: to be stored before its answer leaves.
+        met: where survivors stood, to be remembered before the answer leaves.
+    """
+
+    own: lattice.Participant
+    contribute: lattice.Contribute
+    entropy: Entropy
+    model: bytes = field(default=b"", repr=False)
+    record: lattice.Record = record_nothing
+    member: lattice.Member | None = None
+    met: Mapping[int, Position] = field(default_factory=dict)
+    has_spoken: bool = False
+
+    def receive(self, request: bytes) -> bytes:
+        """Return the answer to a request of any exchange."""
+        kind = kind_of(request)
+        if kind == MessageKind.INVITATION:
+            if self.member is not None:
+                raise PeerError(f"client {self.own.client} has answered the invitation to this attempt")
+            answer, self.member = self.own.convene(request, self.entropy)
+            return answer
+        if kind == MessageKind.LATTICE_REQUEST:
+            body = lattice.decode_request(request, self.own.depth)
+            if self.has_spoken:
+                raise PeerError(f"client {self.own.client} has sent its one message of this attempt")
+            self.has_spoken = True
+            # Of this request alone: two requests must never get the same masks, whatever becomes of the flag.
+            fresh = self.entropy.child("request", request)
+            return self.own.contribute(body, self.model, self.contribute, fresh)
+        if self.member is None:
+            raise PeerError(f"client {self.own.client} has no part in the committee of this attempt")
+        if kind == MessageKind.LATTICE_TRACE_REQUEST:
+            return self.own.trace(self.member, request)
+        if kind == MessageKind.LATTICE_CERTIFICATE:
+            said = self.own.open(self.member, request)
+        else:
+            said = self.own.agree(self.member, request, self.record)
+        self.member, self.met = said.member, said.met
+        return said.answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

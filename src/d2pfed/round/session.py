@@ -45,67 +45,52 @@ def session_of(
     for the committee: without one it is taken by identity. In the lattice protocol enrolled clients are named by slots.
     """
     enrolled = NO_ROSTER if roster is None else roster.digest
-    if plan.protocol is Protocol.LATTICE:
-        if isinstance(roster, Roster):
-            raise ConfigError(
-                "enrolled clients of the lattice protocol hold the head of a roster, got a whole one"
-            )
-        return _lattice_session(
-            plan, attempt, cohort, order=order or cohort, roster_digest=enrolled, draw=draw, block=block
-        )
-    return _session(plan, attempt, cohort, roster_digest=enrolled, draw=draw, block=block)
+    if plan.protocol is Protocol.LATTICE and isinstance(roster, Roster):
+        raise ConfigError("enrolled clients of the lattice protocol hold the head of a roster, got a whole one")
+    return _session(plan, attempt, cohort, order or cohort, enrolled, draw, block)
 
 
 def sketch_of(plan: Plan) -> AttemptSession:
     """Return a session of the plan with clients that do not exist, for its sizes alone."""
     roster = digest("sketch") if plan.consistency is Consistency.SIGNED else NO_ROSTER
-    cohort, attempt = tuple(range(plan.cohort_size)), Attempt("sketch", 0, 0)
-    if plan.protocol is Protocol.LATTICE:
-        return _lattice_session(plan, attempt, cohort, order=cohort, roster_digest=roster)
-    return _session(plan, attempt, cohort, roster_digest=roster)
+    cohort = tuple(range(plan.cohort_size))
+    return _session(plan, Attempt("sketch", 0, 0), cohort, cohort, roster, 0, 0)
 
 
-def _session(
-    plan: Plan, attempt: Attempt, cohort: tuple[int, ...], *, roster_digest: bytes, draw: int = 0, block: int = 0
-) -> Session:
-    size, delivery = len(cohort), delivery_of(plan)
-    is_planned = size == plan.cohort_size
-    if plan.consistency is Consistency.SIGNED or delivery is Delivery.QUORUM:
-        require_planned_size(plan, size)
-    return Session(
-        plan_digest=plan.digest,
-        run=attempt.run,
-        round=attempt.round,
-        attempt=attempt.number,
-        roster_digest=roster_digest,
-        draw=draw,
-        block=block,
-        cohort=cohort,
-        dimension=plan.codec.length,
-        bits=plan.ring.bits,
-        threshold=plan.threshold if is_planned else least_threshold(size, plan.colluders),
-        quorum=size if delivery is Delivery.EVERYONE else plan.quorum,
-        colluders=plan.colluders,
-        delivery=delivery,
-        consistency=plan.consistency,
-    )
-
-
-def _lattice_session(
+def _session(  # noqa: PLR0917 - what a session is bound to
     plan: Plan,
     attempt: Attempt,
     cohort: tuple[int, ...],
-    *,
     order: tuple[int, ...],
     roster_digest: bytes,
-    draw: int = 0,
-    block: int = 0,
-) -> lattice.Session:
-    """Return a session whose committee is the first of the cohort in this order: nobody has chosen them."""
-    require_planned_size(plan, len(cohort))
+    draw: int,
+    block: int,
+) -> AttemptSession:
+    size, delivery, is_signed = len(cohort), delivery_of(plan), plan.consistency is Consistency.SIGNED
+    if is_signed or delivery is Delivery.QUORUM or plan.protocol is Protocol.LATTICE:
+        require_planned_size(plan, size)
+    if plan.protocol is not Protocol.LATTICE:
+        is_planned = size == plan.cohort_size
+        return Session(
+            plan_digest=plan.digest,
+            run=attempt.run,
+            round=attempt.round,
+            attempt=attempt.number,
+            roster_digest=roster_digest,
+            draw=draw,
+            block=block,
+            cohort=cohort,
+            dimension=plan.codec.length,
+            bits=plan.ring.bits,
+            threshold=plan.threshold if is_planned else least_threshold(size, plan.colluders),
+            quorum=size if delivery is Delivery.EVERYONE else plan.quorum,
+            colluders=plan.colluders,
+            delivery=delivery,
+            consistency=plan.consistency,
+        )
     if plan.committee is None or plan.secret is None:
         raise ConfigError("a plan of the lattice protocol must have a committee and the length of a secret")
-    if (plan.consistency is Consistency.SIGNED) != (roster_digest != NO_ROSTER):
+    if is_signed != (roster_digest != NO_ROSTER):
         raise ConfigError(f"consistency must be signed with a roster and assumed without, got {plan.consistency}")
     return lattice.Session(
         plan_digest=plan.digest,
@@ -116,7 +101,7 @@ def _lattice_session(
         draw=draw,
         block=block,
         cohort=cohort,
-        members=tuple(sorted(order[: plan.committee.size])),
+        members=tuple(sorted(order[: plan.committee.size])),  # the first in this order: nobody has chosen them
         dimension=plan.codec.length,
         bits=plan.ring.bits,
         secret=plan.secret,

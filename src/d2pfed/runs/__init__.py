@@ -11,18 +11,3 @@ from d2pfed.runs.records import (
     TrainingAudit,
 )
 from d2pfed.runs.run import Listener, Run, open_run
-
-__all__ = [
-    "RunSettings",
-    "ArrayShape",
-    "open_run",
-    "Run",
-    "Listener",
-    "RoundRecord",
-    "ExchangeRecord",
-    "RunSummary",
-    "TrainingAudit",
-    "End",
-    "RunDirectory",
-    "Checkpoint",
-]

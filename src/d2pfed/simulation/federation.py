@@ -10,6 +10,7 @@ from d2pfed.errors import ConfigError, TooFewClients
 from d2pfed.ledger import Ledger
 from d2pfed.noise.clipping import with_clip
 from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.model_bytes import decode_model, encode_model
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
@@ -113,9 +114,12 @@ class SimulatedFederation:
     def collect(self, session: AttemptSession, model: FloatVector, participations: Mapping[int, int]) -> Collected:
         """Train, encode and add up a cohort's vectors, by messages or by their sum under the protocol's conditions."""
         require_fidelity(self.plan, self.fidelity)
+        bits = self.plan.download_bits
+        sent = encode_model(model, bits)
+        model = decode_model(sent, len(model), bits)  # what clients train from
         if self.fidelity is Fidelity.PROTOCOL:
-            transport = self._transport(session, model, participations)
-            return gather(session, model.tobytes(), transport.exchange, task=with_clip(b"", self.clip))
+            transport = self._transport(session, model, sent, participations)
+            return gather(session, sent, transport.exchange, task=with_clip(b"", self.clip))
         if isinstance(session, lattice.Session):
             return self._committee_sum(session, model, participations)
         if session.is_signed:
@@ -199,11 +203,11 @@ class SimulatedFederation:
         return self.dropouts.left(clients, exchange, self.entropy.child("fate", session.digest))
 
     def _transport(
-        self, session: AttemptSession, model: FloatVector, participations: Mapping[int, int]
+        self, session: AttemptSession, model: FloatVector, sent: bytes, participations: Mapping[int, int]
     ) -> InProcess:
         """Return the way to the clients' machines, whose whole cohort is trained when vectors are asked for."""
         updates: dict[int, FloatVector | Units] = {}  # of those who are about to answer
-        pairs, sent = crypto.PairSecrets(), model.tobytes()
+        pairs = crypto.PairSecrets()
         fates = self._left_at_each(session) if isinstance(session, lattice.Session) else None
 
         def join(client: int) -> Machine:

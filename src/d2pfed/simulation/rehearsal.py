@@ -25,8 +25,8 @@ from d2pfed.secagg.roster import sign_position
 from d2pfed.secagg.wire import MessageKind, kind_of
 from d2pfed.simulation.federation import simulated_roster
 
-REHEARSING = 60  # clients
-LOST = 6  # of them, before they send their vector
+REHEARSING = 30  # clients
+LOST = 3  # of them, before they send their vector
 _MODEL = b"model"
 _TRAINING = (MessageKind.MASK_REQUEST, MessageKind.LATTICE_REQUEST)
 

@@ -9,6 +9,7 @@ import numpy as np
 from d2pfed.errors import PeerError, TooFewClients, VoidStep
 from d2pfed.noise.clipping import with_clip
 from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.model_bytes import decode_model, encode_model
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan, require_standing
@@ -107,6 +108,9 @@ class StandingFederation:
 
     def collect(self, session: standing.Step, model: FloatVector, participations: Mapping[int, int]) -> Collected:
         """Gather the members' vectors; raises VoidStep if one is missing."""
+        bits = self.plan.download_bits
+        sent = encode_model(model, bits)
+        model = decode_model(sent, len(model), bits)  # what silos train from
         encoder = Encoder(
             plan=self.plan,
             session=session,
@@ -118,7 +122,7 @@ class StandingFederation:
         if self.fidelity is Fidelity.PROTOCOL:
             self._asked = encoder, model
             try:
-                return self._standing.collect(session, model.tobytes(), with_clip(b"", self.clip))
+                return self._standing.collect(session, sent, with_clip(b"", self.clip))
             except VoidStep as lack:
                 self._lost |= set(session.cohort) - set(lack.left)
                 raise

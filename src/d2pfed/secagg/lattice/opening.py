@@ -21,9 +21,8 @@ from d2pfed.secagg.wire import ClientId
 
 Boxes = NDArray[np.uint16]  # elements of the field, in as few bytes: a whole cohort's are kept
 
-_SECRET_REACH = (
-    8 * SECRET_DEVIATION
-)  # a sum of n secrets is this times sqrt n at most, but for a chance below 2^-40
+# The numbers of n secrets' sum are this times sqrt n at most, but for a chance below 2^-39 (up to 1,024 numbers).
+_SECRET_REACH = 8 * SECRET_DEVIATION
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -92,7 +92,26 @@ def decode_phase(session: Session, rank: int, data: bytes) -> SavedPhase:
     if kind not in _KINDS.values():
         raise PeerError(f"a saved phase was expected, got kind {kind}")
     with wire.opened(session, MessageKind(kind), rank, data) as reader:
-        return _read(kind, session, rank, reader)
+        match kind:
+            case MessageKind.SAVED_INVITED:
+                return phases.Invited(_read_entropy(reader))
+            case MessageKind.SAVED_ADVERTISED:
+                secrets = reader.take(KEY_BYTES), reader.take(KEY_BYTES), reader.take(SEED_BYTES)
+                entropy = _read_entropy(reader)
+                position = unpack_position(reader.take(POSITION_BYTES)) if session.is_signed else None
+                return phases.Advertised(*secrets, entropy, position)
+            case MessageKind.SAVED_SHARED:
+                seed, own = reader.take(SEED_BYTES), unpack_share(reader.take(SHARE_BYTES))
+                contribution = reader.take(SEED_BYTES if session.delivery is Delivery.EVERYONE else 0)
+                joined = JoinedClients(session, reader.subset(len(session.cohort)), reader.take(BINDING_BYTES))
+                partners = others(rank, joined.present)
+                peers = {peer: phases.Peer(reader.take(KEY_BYTES), reader.take(KEY_BYTES)) for peer in partners}
+                return phases.Shared(seed, own, contribution, joined, peers)
+            case MessageKind.SAVED_CONFIRMED:
+                survivors = reader.subset(len(session.cohort))
+                return phases.Confirmed(_read_masked(session, rank, reader), survivors)
+            case _:
+                return _read_masked(session, rank, reader)
 
 
 def _pack(phase: SavedPhase) -> bytes:
@@ -115,29 +134,6 @@ def _pack(phase: SavedPhase) -> bytes:
             return b"".join((phase.context, present, phase.joined.digest, sharers, held, pack_shares(ordered)))
         case phases.Confirmed():
             return wire.pack_subset(phase.survivors) + _pack(phase.masked)
-
-
-def _read(kind: int, session: Session, rank: int, reader: Reader) -> SavedPhase:
-    match kind:
-        case MessageKind.SAVED_INVITED:
-            return phases.Invited(_read_entropy(reader))
-        case MessageKind.SAVED_ADVERTISED:
-            secrets = reader.take(KEY_BYTES), reader.take(KEY_BYTES), reader.take(SEED_BYTES)
-            entropy = _read_entropy(reader)
-            position = unpack_position(reader.take(POSITION_BYTES)) if session.is_signed else None
-            return phases.Advertised(*secrets, entropy, position)
-        case MessageKind.SAVED_SHARED:
-            seed, own = reader.take(SEED_BYTES), unpack_share(reader.take(SHARE_BYTES))
-            contribution = reader.take(SEED_BYTES if session.delivery is Delivery.EVERYONE else 0)
-            joined = JoinedClients(session, reader.subset(len(session.cohort)), reader.take(BINDING_BYTES))
-            partners = others(rank, joined.present)
-            peers = {peer: phases.Peer(reader.take(KEY_BYTES), reader.take(KEY_BYTES)) for peer in partners}
-            return phases.Shared(seed, own, contribution, joined, peers)
-        case MessageKind.SAVED_CONFIRMED:
-            survivors = reader.subset(len(session.cohort))
-            return phases.Confirmed(_read_masked(session, rank, reader), survivors)
-        case _:
-            return _read_masked(session, rank, reader)
 
 
 def _read_masked(session: Session, rank: int, reader: Reader) -> phases.Masked:

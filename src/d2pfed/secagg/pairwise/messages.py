@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Protocol
 
 from d2pfed.errors import PeerError
 from d2pfed.numerics.ring import RingVector
@@ -53,31 +52,7 @@ class MaskRequest:
     model: bytes
 
 
-class Attempt(Bound, Protocol):
-    """A session of any protocol: what an invitation names, with its digest and its cohort."""
-
-    @property
-    def run(self) -> str:
-        """The name of the run."""
-
-    @property
-    def round(self) -> int:
-        """The round."""
-
-    @property
-    def attempt(self) -> int:
-        """The attempt at it."""
-
-    @property
-    def draw(self) -> int:
-        """Which draw gave the cohort."""
-
-    @property
-    def block(self) -> int:
-        """Which part of the draw."""
-
-
-_named = attrgetter("run", "round", "attempt", "draw", "block")  # of a session and of an invitation
+_named = attrgetter("run", "round", "attempt", "draw", "block")  # of any protocol's session, and of an invitation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +77,7 @@ class Invitation:
     opening: Opening | None
     cohort: tuple[ClientId, ...] | None
 
-    def require_agreed(self, session: Attempt, client: ClientId) -> None:
+    def require_agreed(self, session: Bound, client: ClientId) -> None:
         """Refuse an invitation to another session than the one that this client has built itself."""
         agreed = client, session.digest, *_named(session)
         checks.require_agreed((self.client, self.binding, *_named(self)), agreed)
@@ -111,13 +86,13 @@ class Invitation:
 
 
 def encode_invitation(
-    session: Attempt, rank: int, opening: Opening | None = None, remembered: Position | None = None
+    session: Bound, rank: int, opening: Opening | None = None, remembered: Position | None = None
 ) -> bytes:
     """Ask a client to take part."""
     return wire.message(session, MessageKind.INVITATION, rank, pack_invitation(session, opening, remembered))
 
 
-def pack_invitation(session: Attempt, opening: Opening | None, remembered: Position | None) -> bytes:
+def pack_invitation(session: Bound, opening: Opening | None, remembered: Position | None) -> bytes:
     """Return the body of an invitation."""
     run, *counters = _named(session)
     numbers = (wire.pack_integer(each, 4) for each in counters)

@@ -30,7 +30,7 @@ from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg import checks, crypto, shamir
 from d2pfed.secagg.pairwise import keys, messages
 from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement
-from d2pfed.secagg.pairwise.messages import EncryptedShares, KeyAdvertisements
+from d2pfed.secagg.pairwise.messages import EncryptedShares
 from d2pfed.secagg.pairwise.session import Delivery, Session
 from d2pfed.secagg.roster import Enrolment, History, Position
 from d2pfed.secagg.wire import ClientId, MessageKind, Subset, message, opened, ranks_of, subset_of
@@ -126,7 +126,16 @@ class Advertised:
         """Split both secrets among the holders that joined, agree on keys with them, forget the private keys."""
         session, client = local.session, local.client
         listed = messages.decode_advertisements(session, local.rank, data)
-        self._check(local, listed)
+        local.check_remaining(listed.joined.present)
+        own = self.advertisement(local).statement(session, client)
+        checks.require_own(listed.leaves[local.rank], own)
+        shown = listed.advertisements
+        checks.require_distinct_keys(
+            chain.from_iterable((each.seal_public, each.mask_public) for each in shown.values())
+        )
+        if local.signed is not None:
+            statements = {rank: (leaf, shown[rank].signature) for rank, leaf in listed.leaves.items()}
+            checks.require_signed(session, local.signed[0].roster, statements)
         contribution = self.entropy.child("group").key if session.delivery is Delivery.EVERYONE else b""
         shares = self._split(listed.joined)
         seal, mask = crypto.Agreement(self.seal_secret), crypto.Agreement(self.mask_secret)
@@ -150,16 +159,6 @@ class Advertised:
         }
         state = Shared(self.seed, shares[local.rank][0], contribution, listed.joined, peers, met)
         return messages.encode_encrypted_shares(listed.joined, local.rank, EncryptedShares(sealed, claims)), state
-
-    def _check(self, local: ClientSession, listed: KeyAdvertisements) -> None:
-        session, shown, statements = local.session, listed.advertisements, listed.leaves
-        local.check_remaining(listed.joined.present)
-        checks.require_own(listed.leaves[local.rank], self.advertisement(local).statement(session, local.client))
-        publics = ((each.seal_public, each.mask_public) for each in shown.values())
-        checks.require_distinct_keys(chain.from_iterable(publics))
-        if local.signed is not None:
-            signed = {rank: (statement, shown[rank].signature) for rank, statement in statements.items()}
-            checks.require_signed(session, local.signed[0].roster, signed)
 
     def _split(self, joined: JoinedClients) -> dict[int, tuple[int, int]]:
         """Return (share of the seed, share of the mask key) by client that joined, this one included."""
@@ -199,7 +198,15 @@ class Shared:
         checks.require_within(request.sharers, joined.present)
         local.check_remaining(request.sharers)
         contents = self._open(local, request.shares)
-        group = self._group_seed(local, request.sharers, contents)
+        group = None
+        if session.delivery is Delivery.EVERYONE:
+            if len(contents) != int(request.sharers.sum()) - 1:
+                raise PeerError(
+                    "every client's part of the group seed is needed, got a ciphertext that does not open"
+                )
+            everyone = {rank: content.contribution for rank, content in contents.items()}
+            everyone[local.rank] = self.contribution
+            group = keys.group_seed(session, [everyone[rank] for rank in sorted(everyone)])
         context = keys.context(joined, request.task, request.model, request.sharers)
         contributed = local.contribute(request.task, request.model, group)
         vector = checks.ring_copy(session.ring, session.dimension, contributed)
@@ -243,17 +250,6 @@ class Shared:
     ) -> list[int]:
         """Return with whom masks are shared, whoever's ciphertext opened: a server could spoil some for fewer masks."""
         return keys.others(local.rank, sharers)
-
-    def _group_seed(
-        self, local: ClientSession, sharers: Subset, contents: Mapping[int, keys.ShareContent]
-    ) -> bytes | None:
-        if local.session.delivery is not Delivery.EVERYONE:
-            return None
-        if len(contents) != int(sharers.sum()) - 1:
-            raise PeerError("every client's part of the group seed is needed, got a ciphertext that does not open")
-        everyone = {rank: content.contribution for rank, content in contents.items()}
-        everyone[local.rank] = self.contribution
-        return keys.group_seed(local.session, [everyone[rank] for rank in sorted(everyone)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

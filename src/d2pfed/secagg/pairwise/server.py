@@ -19,7 +19,7 @@ from d2pfed.secagg.pairwise import keys, messages
 from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement
 from d2pfed.secagg.pairwise.messages import EncryptedShares
 from d2pfed.secagg.pairwise.session import Session
-from d2pfed.secagg.pairwise.unmask import Aggregate, RunJobs, Shares, Sum, unmask
+from d2pfed.secagg.pairwise.unmask import Aggregate, Shares, Sum, unmask
 from d2pfed.secagg.roster import Position, Roster
 from d2pfed.secagg.wire import ClientId, MessageKind, Outbox, Subset
 
@@ -235,9 +235,9 @@ class Unmasking:
         for owner, share in shares.items():
             self._shares[owner][rank] = share
 
-    def close(self, run_jobs: RunJobs = map) -> Sum:
-        """Return the sum of the survivors' vectors, its masks expanded by `run_jobs` (an executor's map, say)."""
-        return unmask(self._aggregate, self._shares, run_jobs)
+    def close(self) -> Sum:
+        """Return the sum of the survivors' vectors."""
+        return unmask(self._aggregate, self._shares)
 
 
 def require_enough(session: Session, present: Subset, blamed: Collection[int] = ()) -> None:

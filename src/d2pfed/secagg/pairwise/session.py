@@ -52,17 +52,6 @@ class Session:
     def __post_init__(self) -> None:
         check_named(self.run, self.plan_digest, self.roster_digest, self.cohort, self.dimension)
         object.__setattr__(self, "is_signed", self.consistency is Consistency.SIGNED)
-        self._check()
-        name = (self.plan_digest, self.run, self.round, self.attempt)
-        drawn = (self.roster_digest, self.draw, self.block, pack_ids(self.cohort))
-        limits = (self.dimension, self.bits, self.threshold, self.quorum, self.colluders)
-        named = digest("d2pfed session", *name, *drawn, *limits, self.delivery.value, self.consistency.value)
-        object.__setattr__(self, "ring", Ring(self.bits))
-        object.__setattr__(self, "digest", named)
-
-    rank, names = rank_of, names_of
-
-    def _check(self) -> None:
         size, quorum, signed = len(self.cohort), self.quorum, self.is_signed
         counters, everyone = (self.round, self.attempt, self.draw, self.block), self.delivery is Delivery.EVERYONE
         check_rules(
@@ -82,6 +71,14 @@ class Session:
         require_shares(size, self.threshold, quorum, self.colluders)
         if signed:
             require_one_view(size, quorum, self.colluders)
+        name = (self.plan_digest, self.run, self.round, self.attempt)
+        drawn = (self.roster_digest, self.draw, self.block, pack_ids(self.cohort))
+        limits = (self.dimension, self.bits, self.threshold, self.quorum, self.colluders)
+        named = digest("d2pfed session", *name, *drawn, *limits, self.delivery.value, self.consistency.value)
+        object.__setattr__(self, "ring", Ring(self.bits))
+        object.__setattr__(self, "digest", named)
+
+    rank, names = rank_of, names_of
 
 
 def least_threshold(cohort: int, colluders: int) -> int:

@@ -5,22 +5,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-import numpy as np
-
 from d2pfed.errors import TooFewClients
 from d2pfed.numerics.randomness import Stream
-from d2pfed.numerics.ring import Ring, RingVector
+from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg.crypto import Agreement
 from d2pfed.secagg.pairwise import keys
 from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement
-from d2pfed.secagg.pairwise.session import Session
 from d2pfed.secagg.shamir import SECRET_BYTES, Corrected, Corrector, Interpolation
 from d2pfed.secagg.wire import ClientId, Subset, ranks_of
 
 Shares = dict[int, dict[int, int | None]]  # by owner's rank, then holder's; None: the holder says it never got one
 IsRight = Callable[[bytes], bool]
 
-_MASKS_PER_JOB = 32  # enough to pay for handing a job to another process, few enough to share the work evenly
+_MASKS_TOGETHER = 32  # streams that are open at once
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -44,34 +41,17 @@ class Sum:
     blamed: tuple[ClientId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MaskJob:
-    """Some masks to be expanded together."""
-
-    ring: Ring
-    dimension: int
-    added: tuple[bytes, ...] = field(repr=False)
-    subtracted: tuple[bytes, ...] = field(repr=False)
-
-
-# The builtin `map`, or one that runs elsewhere; jobs and results can be pickled.
-RunJobs = Callable[[Callable[[MaskJob], RingVector], Iterable[MaskJob]], Iterable[RingVector]]
-
-
-def unmask(aggregate: Aggregate, shares: Shares, run_jobs: RunJobs) -> Sum:
+def unmask(aggregate: Aggregate, shares: Shares) -> Sum:
     """Return the survivors' sum, or find that too few right shares are left to open some secret."""
     session, total = aggregate.joined.session, aggregate.total.copy()
     recovery = _SecretRecovery(aggregate, shares)
-    for part in run_jobs(expand, _jobs(session, iter(_masks(aggregate, recovery)))):
-        session.ring.add_into(total, part)
+    masks = _masks(aggregate, recovery)
+    while some := list(islice(masks, _MASKS_TOGETHER)):
+        added, subtracted = (
+            [Stream(key) for is_added, key in some if is_added is wanted] for wanted in (True, False)
+        )
+        session.ring.add_masks_into(total, added, subtracted)
     return Sum(total, session.names(aggregate.blamed | recovery.certain()))
-
-
-def expand(job: MaskJob) -> RingVector:
-    """Return the sum of a job's masks."""
-    part = np.zeros(job.dimension, np.uint32)
-    job.ring.add_masks_into(part, [Stream(key) for key in job.added], [Stream(key) for key in job.subtracted])
-    return part
 
 
 class _SecretRecovery:
@@ -206,11 +186,3 @@ def _masks(aggregate: Aggregate, recovery: _SecretRecovery) -> Iterator[tuple[bo
             pair = session.cohort[owner], session.cohort[peer]
             key = keys.pair_mask_key(shared, context, pair, keys.NO_GROUP)
             yield peer > owner, key  # the higher of a pair had subtracted it
-
-
-def _jobs(session: Session, masks: Iterator[tuple[bool, bytes]]) -> Iterator[MaskJob]:
-    while some := list(islice(masks, _MASKS_PER_JOB)):
-        added, subtracted = (
-            tuple(key for is_added, key in some if is_added is wanted) for wanted in (True, False)
-        )
-        yield MaskJob(session.ring, session.dimension, added, subtracted)

@@ -12,22 +12,3 @@ from d2pfed.secagg.standing.client import (
 )
 from d2pfed.secagg.standing.epoch import Epoch, Keys, Step, decode_invitation
 from d2pfed.secagg.standing.server import Advertising, Agreeing, Collecting, ReadyEpoch
-
-__all__ = [
-    "Epoch",
-    "Step",
-    "Keys",
-    "decode_invitation",
-    "Client",
-    "Advertised",
-    "Agreed",
-    "State",
-    "Store",
-    "answer_step",
-    "require_charge_once",
-    "require_first_is_new",
-    "Advertising",
-    "Agreeing",
-    "ReadyEpoch",
-    "Collecting",
-]
