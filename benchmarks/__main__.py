@@ -1,6 +1,6 @@
 """`scripts/bench`: speed beside peers and the machine's limits, measured in one run."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from itertools import chain
@@ -406,7 +406,8 @@ def models_command(
     def found() -> dict[str, object]:
         return {"networks": list(map(tables.as_dict, networks)), "rows": list(map(tables.as_dict, records))}
 
-    for row in chain(bench_networks(repeats), bench_records(rounds, WIDTHS[::step])):
+    rows: Iterator[TrainingRow | SiloRow] = chain(bench_networks(repeats), bench_records(rounds, WIDTHS[::step]))
+    for row in rows:
         if isinstance(row, TrainingRow):
             networks.append(row)
         else:
