@@ -100,6 +100,6 @@ def test_a_late_answer_to_an_announcement_counts(tmp_path, monkeypatch):
         return None if len(held) <= 3 else reply
 
     grid.coming = delay
-    slow = Deadlines(joining=40_000.0, keys=40_000.0, grace=20_000.0, poll=0.001)
+    slow = Deadlines(joining=20.0, grace=20.0, poll=0.001)
     start(make_strategy(plan, tmp_path, roster, deadlines=slow), grid, timeout=100_000.0)
     assert committed(tmp_path) == [(0, 1, 2, 3, 4)]
