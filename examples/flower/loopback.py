@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from d2pfed.deploy.config import init_client, make_secret, read_secret
+from d2pfed.deploy.heads import publish_head
 from d2pfed.deploy.rosters import make_draws, next_roster
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import encode_roster
@@ -211,6 +212,7 @@ class Federation:
         (self.server / "authority").write_text(authority.hex())
         roster = self.server / "roster"
         roster.write_bytes(encode_roster(signed, read_secret(secret_file)))
+        publish_head(roster, signed, read_secret(secret_file))
         return authority.hex(), roster
 
     def _start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
