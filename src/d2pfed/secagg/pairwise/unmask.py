@@ -45,7 +45,7 @@ def unmask(aggregate: Aggregate, shares: Shares) -> Sum:
     """Return the survivors' sum, or find that too few right shares are left to open some secret."""
     session, total = aggregate.joined.session, aggregate.total.copy()
     recovery = _SecretRecovery(aggregate, shares)
-    masks = _masks(aggregate, recovery)
+    masks = iter(_masks(aggregate, recovery))
     while some := list(islice(masks, _MASKS_TOGETHER)):
         added, subtracted = (
             [Stream(key) for is_added, key in some if is_added is wanted] for wanted in (True, False)
