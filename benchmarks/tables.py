@@ -233,7 +233,7 @@ def goal_table(rows: Sequence[GoalRow]) -> Table:
     return table
 
 
-def progress(row: Row) -> str:  # noqa: C901 - a case for each kind of row
+def progress(row: Row) -> str:
     """Return a line about a row, for who waits."""
     match row:
         case SpeedRow():
