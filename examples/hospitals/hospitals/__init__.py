@@ -1,0 +1,1 @@
+"""Three hospitals that train one model, with a guarantee for every patient."""
