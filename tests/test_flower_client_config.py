@@ -3,6 +3,8 @@ import os
 import stat
 import subprocess
 import sys
+import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from d2pfed.deploy.config import default_anchor, init_client, make_secret, read_
 from d2pfed.deploy.rosters import accept_roster, current_roster
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger.client_log import Entry
+from d2pfed.plan import Policy
 from d2pfed.secagg.crypto import signing_public
 from support.enrolled_clients import anchor_in, directory_of, enrol
 
@@ -277,3 +280,10 @@ def test_each_client_of_a_federation_has_its_own_anchor(tmp_path):
     enrol(tmp_path, 3)
     assert len({anchor_in(tmp_path, client) for client in range(3)}) == 3
     assert all((anchor_in(tmp_path, client) / "head").is_file() for client in range(3))
+
+
+def test_new_settings_state_every_rule_of_the_policy_as_it_is_by_default(directory):
+    text = (directory / "client.toml").read_text()
+    stated = tomllib.loads(text)["policy"]
+    assert stated.keys() == {field.name for field in fields(Policy)}
+    assert read_client_config(directory).policy == Policy()

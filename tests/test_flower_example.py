@@ -64,32 +64,52 @@ def test_a_client_enrolled_by_the_guide_accepts_the_examples_epsilon(tmp_path):
         read_client_config(tmp_path / "cautious").policy.check(plan, enrolled)
 
 
-def services() -> dict[str, dict]:
+ROLES = ("authority", "server", "client")
+
+
+def composed(role: str) -> dict[str, dict]:
     yaml = pytest.importorskip("yaml", reason="it comes with Flower (extra `flower`)")
-    return yaml.safe_load((ROOT / "examples/flower/compose.yaml").read_text())["services"]
+    return yaml.safe_load((ROOT / f"examples/flower/compose.{role}.yaml").read_text())
 
 
-def test_the_compose_file_has_a_superlink_a_server_and_ten_clients():
-    found = services()
-    assert [name for name in found if not name.startswith("client-")] == [
-        "prepare",
-        "superlink",
-        "register",
-        "server",
-    ]
-    clients = [service["environment"]["CLIENT"] for name, service in found.items() if name.startswith("client-")]
-    assert clients == [str(number) for number in range(10)]
+SERVICES = {(role, name): service for role in ROLES for name, service in composed(role)["services"].items()}
 
 
-@pytest.mark.parametrize("name", list(services()))
-def test_a_service_names_what_it_is_given_and_waits_for_what_there_is(name):
-    service = services()[name]
+@pytest.mark.parametrize("key", SERVICES)
+def test_a_service_has_no_more_rights_than_its_role_needs(key):
+    service, (role, _) = SERVICES[key], key
+    assert service["user"] == "10001"
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges"]
+    assert {"mem_limit", "pids_limit"} <= set(service)
+    assert service["volumes"][0] == "${STATE}:/state"  # of this role alone
+    assert all("ANCHOR" in volume for volume in service["volumes"][1:])
+    assert set(service.get("secrets", ())) <= set(composed(role)["secrets"])
+    assert (service.get("network_mode") == "none") == (role == "authority")
+
+
+@pytest.mark.parametrize("key", [key for key in SERVICES if "command" in SERVICES[key]])
+def test_a_service_names_what_it_is_given_and_waits_for_what_there_is(key):
+    service, (role, _) = SERVICES[key], key
     command = " ".join(service["command"])
     assert set(re.findall(r"\$\$(?!key)([A-Z]\w*)", command)) <= set(service["environment"])
     assert not re.search(r"(?<!\$)\$(?!\$)", command)  # Docker would fill it in itself, with nothing
-    assert set(service.get("depends_on", ())) <= set(services())
-    if "superlink" in command or "d2pfed-node" in command:
+    assert set(service.get("depends_on", ())) <= set(composed(role)["services"])
+    if "flower-superlink" in command or "d2pfed-node" in command:
+        assert service["restart"] == "always"
+        assert "healthcheck" in service
         assert "$$STATE/superlink.pem" in command
+
+
+def test_the_image_is_not_root_and_takes_packages_by_hash():
+    text = (ROOT / "examples/flower/Dockerfile").read_text()
+    assert "\nUSER 10001\n" in text
+    installs = re.findall(r"pip install [^\n]*", text)
+    assert len(installs) == 3
+    assert all("--require-hashes" in line or line.endswith("--no-build-isolation .") for line in installs)
+    pinned = re.search(r"torch==\S+ --hash=sha256:[0-9a-f]{64}", text)[0]
+    assert pinned in (ROOT / "scripts/setup").read_text()
 
 
 @pytest.mark.slow
@@ -105,10 +125,12 @@ def test_the_services_run_as_processes_where_there_is_no_docker(tmp_path):
         "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'examples/flower'}",
     }
     here |= {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
-    command = [sys.executable, str(ROOT / "examples/flower/containers"), "up", "--without-docker"]
+    command = [sys.executable, str(ROOT / "examples/flower/containers")]
     done = subprocess.run(
         command, env=os.environ | here, capture_output=True, text=True, check=False, timeout=1800
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    rounds = (tmp_path / "state" / "server" / "run" / "metrics.jsonl").read_text().splitlines()
-    assert len(rounds) == 10
+    server = tmp_path / "state" / "server" / "d2pfed"
+    assert len((server / "run" / "metrics.jsonl").read_text().splitlines()) == 10
+    check = SERVICES["server", "server"]["healthcheck"]["test"][1:-1]
+    assert subprocess.run([*check, server], env=os.environ | here, check=False).returncode == 0

@@ -200,7 +200,7 @@ def test_a_void_attempt_says_why(tmp_path, caplog):
 def test_too_few_clients_end_the_wait_before_anything_is_charged(tmp_path):
     plan, roster, grid = make_plan(), enrol(tmp_path, 5), make_grid(tmp_path, clients=2)
     strategy = make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=60.0, poll=0.01))
-    with pytest.raises(TooFewClients, match="round 0 needs 3 of 5 clients, 2 came within 1 s"):
+    with pytest.raises(TooFewClients, match="round 1 needs 3 of 5 clients, 2 came within 1 s"):
         start(strategy, grid)
     assert [row for row in read_rows(tmp_path / "run" / "ledger.sqlite") if row.key is not None] == []
 

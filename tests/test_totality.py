@@ -43,8 +43,9 @@ OUTERMOST |= {"deploy.client.discreet"}
 AFTER = """
 flower.client: _answer
 deploy.client: PrivateClient._contribute PrivateClient.answer end_copy
+deploy.health: note read_events
 flower.grid: to_record
-ledger.files: _write _write_draft locked replace_file sync_directory
+ledger.files: _opened _require_own _write _write_draft locked read_file replace_file sync_directory
 ledger.keystore: boot
 numerics.compiled: Kernel.__call__
 numerics.randomness: Stream.__init__ Stream.fill digest encode_path
@@ -72,7 +73,7 @@ deploy.standing: KeyFile._head KeyFile._holds KeyFile.update SiloEpoch.advance j
 ledger.client_log: Anchor.decode ClientHistory.head ClientHistory.holds LogRow.line
 ledger.client_log: _integer anchor_after head_after parse require_anchored require_announced
 ledger.client_log: ClientLog.__init__ ClientLog._locked ClientLog._read ClientLog._require_anchor ClientLog.read
-ledger.files: _opened _require_own read_file require_directory
+ledger.files: require_directory
 ledger.rows: Head.__post_init__ Head.decode Head.encode
 ledger.keystore: VolatileFile._read VolatileFile._write VolatileFile.update _checked require_boot require_fits_log
 numerics.randomness: derive first_head next_head

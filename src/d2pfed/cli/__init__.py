@@ -26,13 +26,14 @@ COMMANDS = {
     "ledger": "Show, verify or create the record of releases.",
     "certify": "Write or check a signed statement of what a run guarantees.",
     "client": "Set up and maintain a client of a federation.",
+    "deploy": "Show whether the server of a federation works.",
     "roster": "Sign and check the list of a federation's clients.",
     "data": "Fetch data sets, or show where they are.",
 }
 # A command's module is loaded when it is called: the one of its name, or one that has several commands.
 MODULES = {
     **dict.fromkeys(("plan", "account"), "plan"),
-    **dict.fromkeys(("client", "roster"), "federation"),
+    **dict.fromkeys(("client", "deploy", "roster"), "federation"),
     **dict.fromkeys(("report", "certify", "data"), "files"),
 }
 _LEAST_MEMORY = 256 << 20  # bytes of addresses: with less, OpenBLAS may wait for memory forever as scipy loads

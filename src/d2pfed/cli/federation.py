@@ -1,4 +1,4 @@
-"""`d2pfed client` and `d2pfed roster`: a client's own directory, and the list that an authority signs."""
+"""`d2pfed client`, `deploy` and `roster`: a client's directory, a server's, and the list that an authority signs."""
 
 import math
 import time
@@ -22,6 +22,7 @@ from d2pfed.deploy.config import (
     require_identity,
 )
 from d2pfed.deploy.heads import publish_head
+from d2pfed.deploy.health import Status, client_status, server_status
 from d2pfed.deploy.rosters import (
     DEPTH,
     DrawCommitment,
@@ -34,7 +35,7 @@ from d2pfed.deploy.rosters import (
 from d2pfed.deploy.state import AcceptedRuns
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.client_log import Entry
-from d2pfed.ledger.files import create_file
+from d2pfed.ledger.files import create_file, replace_file
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, decode_plan
 from d2pfed.runs.json_files import read_text
@@ -43,10 +44,14 @@ from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.roster import LIFETIME_DAYS
 
 client_app = application("Set up and maintain a client of a federation.")
+deploy_app = application("Show whether the server of a federation works.")
 roster_app = application("Sign and check the list of a federation's clients.")
 
 ClientDirectory = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The client's directory.")]
 KeyFile = Annotated[Path, typer.Argument(metavar="KEY", help="The authority's private key.")]
+MetricsFile = Annotated[
+    Path | None, typer.Option("--metrics", help="Write the numbers to this file, for Prometheus.")
+]
 RosterFile = Annotated[Path, typer.Argument(metavar="ROSTER", help="The roster.")]
 
 
@@ -172,6 +177,49 @@ def show_client(directory: ClientDirectory, json: AsJson = False) -> None:
         f"A rolled-back client is noticed by: anchor ({config.anchor}), server, peers{met}, {dated}. "
         "Directory and anchor restored together are noticed by the others only."
     )
+
+
+@client_app.command("status", cls=SectionedCommand)
+def status_client(directory: ClientDirectory, metrics: MetricsFile = None, json: AsJson = False) -> None:
+    """Print whether this client works; exit with 1 if its operator must do something."""
+    _show_status(client_status(read_client_config(directory)), "d2pfed_client", metrics, json)
+
+
+@deploy_app.callback()
+def deploy() -> None:
+    """Show whether the server of a federation works."""
+
+
+@deploy_app.command("status", cls=SectionedCommand)
+def status_server(
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The server's directory.")],
+    metrics: MetricsFile = None,
+    json: AsJson = False,
+) -> None:
+    """Print whether the run in a server's directory works or is done; exit with 1 if an operator must do something."""
+    _show_status(server_status(directory), "d2pfed_server", metrics, json)
+
+
+def _show_status(found: Status, prefix: str, metrics: Path | None, json: bool) -> None:
+    if metrics is not None:
+        replace_file(metrics, found.metrics(prefix).encode(), mode=0o644)
+    if json:
+        print_json({**found.facts, "problems": found.problems})
+    else:
+        for name, fact in found.facts.items():
+            is_time = name.endswith("_seconds") and not name.startswith("idle") and isinstance(fact, int)
+            when = (
+                "never"
+                if not fact
+                else datetime.fromtimestamp(int(str(fact)), UTC).isoformat()
+                if is_time
+                else fact
+            )
+            print(f"{name.removesuffix('_seconds').replace('_', ' '):18} {when}")
+        for problem in found.problems:
+            print(f"PROBLEM: {problem}")
+    if found.problems:
+        raise typer.Exit(1)
 
 
 @roster_app.command("authority", cls=SectionedCommand)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from d2pfed.accounting import Unit
 from d2pfed.deploy.attempt import ClientAttempt, accept_run
 from d2pfed.deploy.config import ClientConfig
+from d2pfed.deploy.health import Event, note
 from d2pfed.deploy.lattice import LATTICE_REQUESTS, answer_lattice, convene, sweep_members
 from d2pfed.deploy.layout import Layout, NamedArrays, decode_task
 from d2pfed.deploy.requests import (
@@ -76,23 +77,32 @@ class PrivateClient:
 
     def answer(self, kind: RequestKind, data: bytes) -> bytes:
         """Return the answer to a request; raise PeerError or ConfigError where there is none."""
-        with discreet():
-            if kind is RequestKind.PRESENCE:
-                return HAS_KEYS if holds_keys(self.config, data) else HAS_NO_KEYS
-            if kind is RequestKind.EXCHANGE:
-                try:
-                    request = ExchangeRequest.decode(data, Blobs(self.config.directory))
-                except MissingBlob:
-                    return MISSING  # before anything has changed: it is asked again
-                return self._participate(request)
-            announcement = RunAnnouncement.decode(data)
-            SavedPhases(self.config.directory).sweep()
-            sweep_members(self.config)
-            if not accept_run(self.config, announcement):
-                return RunAcceptance(self.config.client, b"").encode()
-            statement = announcement.statement(self.node, self.config.client)
-            signature = b"" if self.config.secret is None else sign(self.config.secret, statement)
-            return RunAcceptance(self.config.client, signature).encode()
+        try:
+            with discreet():
+                answer = self._answer(kind, data)
+        except (PeerError, ConfigError) as refusal:
+            note(self.config.directory, Event.REFUSED, refusal)
+            raise
+        note(self.config.directory, Event.ANSWERED, kind.name.lower())
+        return answer
+
+    def _answer(self, kind: RequestKind, data: bytes) -> bytes:
+        if kind is RequestKind.PRESENCE:
+            return HAS_KEYS if holds_keys(self.config, data) else HAS_NO_KEYS
+        if kind is RequestKind.EXCHANGE:
+            try:
+                request = ExchangeRequest.decode(data, Blobs(self.config.directory))
+            except MissingBlob:
+                return MISSING  # before anything has changed: it is asked again
+            return self._participate(request)
+        announcement = RunAnnouncement.decode(data)
+        SavedPhases(self.config.directory).sweep()
+        sweep_members(self.config)
+        if not accept_run(self.config, announcement):
+            return RunAcceptance(self.config.client, b"").encode()
+        statement = announcement.statement(self.node, self.config.client)
+        signature = b"" if self.config.secret is None else sign(self.config.secret, statement)
+        return RunAcceptance(self.config.client, signature).encode()
 
     def _participate(self, request: ExchangeRequest) -> bytes:
         """Answer one frame of an attempt, from the phase that was saved, and save the next one."""
@@ -139,9 +149,13 @@ class PrivateClient:
         )
         process = os.getpid()
         try:
-            return participant.encode(attempt.session, self._update(attempt, settings, params, layout), group)
-        except BaseException:  # noqa: BLE001 - whatever it was: a user's function may raise an exit or an interrupt
+            vector = participant.encode(attempt.session, self._update(attempt, settings, params, layout), group)
+        except BaseException as error:  # noqa: BLE001 - a user's function may raise an exit or an interrupt
             log_error("training failed: this client contributes zero and its noise")
+            note(attempt.config.directory, Event.FAILED, error)
+        else:
+            note(attempt.config.directory, Event.TRAINED)
+            return vector
         finally:
             end_copy(process)
         nothing = _NoUnits() if attempt.plan.unit is Unit.RECORD else np.zeros_like(params)

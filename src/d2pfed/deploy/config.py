@@ -42,11 +42,21 @@ authority = "{authority}"  # whose signature under a roster counts
 protocols = ["pairwise", "lattice", "standing"]  # up to 1,000 clients; from 64 on, one message each; up to 128 silos
 units = {units}  # client: a plan protects all that is held here; record: only single records of it
 requests = ["training", "statistics", "evaluation"]  # what a server may ask this client's data for
-least_cohort = 10
-least_quorum = 8
+mechanisms = ["centered", "ddgauss", "skellam"]  # each client's noise is its own and no other client knows it
+least_cohort = 10  # clients of a round
+most_cohort = 20000
+least_quorum = 8  # clients in a sum that may be opened
 least_colluders = 0.1  # the share of all enrolled clients that may help the server
+least_noise_multiplier = 0.3  # noise of such a sum, without the colluders', over what one client can change
 most_epsilon = {epsilon}  # of one plan, as this client computes it
-most_delta = 1e-4
+most_delta = 1e-4  # the chance that this fails
+most_participations = 100  # vectors of this client in one run
+most_clip_norm = inf  # the longest update
+most_bits = 32  # per coordinate that is sent
+most_dimension = 134217728  # coordinates
+most_fraction_bits = 12  # the finest centers of the noise: a table of 2^12 rows
+most_rounds = 100000  # of one run
+most_attempts_per_round = 100
 
 [budget]  # what all runs together may spend of this client, against the server and the colluders of each plan
 epsilon = {epsilon}

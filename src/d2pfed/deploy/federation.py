@@ -143,9 +143,10 @@ class Deployment:
         """Wait for the clients of an attempt, and refuse to go on without a quorum."""
         there = registry.wait_for(wanted, replace(self.deadlines, joining=joining), self.plan.quorum)
         if len(there) < self.plan.quorum:
+            refusals = registry.refusals()
             raise TooFewClients(
-                f"round {attempt.round} needs {self.plan.quorum} of {cohort} clients, {len(there)} came within "
-                f"{self.deadlines.joining:g} s; start again to go on",
+                f"round {attempt.round + 1} needs {self.plan.quorum} of {cohort} clients, {len(there)} came within "
+                f"{self.deadlines.joining:g} s; {refusals + '; ' if refusals else ''}start again to go on",
                 there,
             )
 

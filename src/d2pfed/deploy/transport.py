@@ -133,14 +133,15 @@ class Transport:
     pace: Pace
     alive: Callable[[], None] = ignore  # is called every few seconds while the server waits
     refusals: Counter[str] = field(default_factory=Counter)  # by rule, in our words
+    reasons: dict[int, str] = field(default_factory=dict)  # by node, the last one, in its words
     _told_alive: float = -math.inf
 
     def refuse(self, exchange: str, node: int, rule: str, reason: object) -> None:
         """Count and log an answer that does not count: in which exchange, whose, why; never what was in it."""
         self.refusals[rule] += 1
         # Escaped, since a reason may be another machine's words: one line, and nothing that a terminal would obey.
-        text = str(reason).encode("unicode_escape").decode()
-        _log.warning("%s: node %d is refused: %.300s", exchange, node, text)
+        text = self.reasons[node] = str(reason).encode("unicode_escape").decode()[:300]
+        _log.warning("%s: node %d is refused: %s", exchange, node, text)
 
     def send(self, kind: RequestKind, data: bytes, node: int, exchange: str, seconds: float) -> str | None:
         """Send one request; return its id, or nothing if it could not be sent."""
@@ -219,6 +220,8 @@ class NodeRegistry:
             here = self.nodes.keys() & wanted
             if len(here) >= min(quorum, len(cohort)) and here >= wanted - self._absent:
                 break
+            if len(self._failed) >= len(cohort) and self._failed == self._asked:  # waiting would change nothing
+                break
             if not self.transport.pause(until):
                 break
             self._tell(wanted)
@@ -228,6 +231,11 @@ class NodeRegistry:
         self._tell(wanted)
         self._absent = (self._absent | wanted) - self.nodes.keys()
         return tuple(client for client in cohort if client in self.nodes)
+
+    def refusals(self) -> str:
+        """Return why nodes refuse the run: each reason, and how many nodes have it."""
+        reasons = Counter(self.transport.reasons[node] for node in self._failed if node in self.transport.reasons)
+        return "; ".join(f"{count} nodes refuse: {reason}" for reason, count in reasons.most_common(3))
 
     def _tell(self, cohort: set[ClientId]) -> None:
         """Say who of a cohort is here, whenever that changes and every few seconds while the server waits."""
