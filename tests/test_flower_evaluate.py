@@ -10,12 +10,12 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from d2pfed.accounting import SERVER, Sampling
+from d2pfed.accounting import SERVER, Sampling, Unit
 from d2pfed.deploy.config import read_client_config
 from d2pfed.deploy.layout import MOST_LOCAL_BYTES
 from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import BudgetExceeded, ConfigError, TooFewClients
-from d2pfed.flower.client import private
+from d2pfed.flower.client import PrivateRecords, private
 from d2pfed.flower.statistics import evaluation_strategy, private_evaluate, private_metrics
 from d2pfed.ledger import RowKind, read_rows
 from d2pfed.ledger.client_log import Entry
@@ -210,3 +210,82 @@ def test_an_evaluations_name_leads_to_no_other_directory(name, tmp_path, monkeyp
         monkeypatch.setattr("d2pfed.flower.statistics.check_name", lambda *_: None)
         found = evaluation_strategy(strategy, MODEL, 1, 1.0, name)
         assert found.directory.resolve() == strategy.directory.resolve()
+
+
+RECORDS = 40  # of each silo
+
+
+class Scored:
+    """A silo's records: one in four is wrong, with a loss of 1; record `broken` has no evaluation."""
+
+    count = RECORDS
+
+    def __init__(self, *, broken=None, scores=False):
+        self.broken, self.scores = broken, scores
+
+    def evaluate(self, record):
+        if record == self.broken:
+            raise RuntimeError("a secret of the data")
+        right = record % 4 > 0
+        if self.scores:
+            return np.array([0.9, 0.1]) if right else np.array([0.2, 0.8]), 0
+        return {"accuracy": float(right), "loss": 1.0}
+
+
+def silos(directory, **options):
+    """Five silos whose plan protects records, with a strategy for training."""
+    target = replace(TARGET, unit="record", records=CLIENTS * RECORDS, batch_rate=0.1, dropouts=0.2, spare=2)
+    roster = enrol(directory, CLIENTS)
+    grid = make_grid(directory, train=lambda _client: never)
+    for node, (_, context) in list(grid.apps.items()):
+
+        def evaluate(arrays, config, _context):
+            assert (arrays["params"] == 7).all()
+            return Scored(**options)
+
+        app = ClientApp(mods=[PrivateRecords(never, evaluate)])
+        app.train()(never)
+        app.evaluate()(never)
+        grid.apps[node] = app, context
+    return grid, replace(make_strategy(calibrate(target), directory, roster), target=target)
+
+
+@pytest.mark.parametrize("broken", [None, 3])
+def test_metrics_of_records_are_means_over_all_of_them(tmp_path, broken):
+    grid, strategy = silos(tmp_path, broken=broken)
+    found = private_evaluate(strategy, grid, MODEL, {"accuracy": (0.0, 1.0), "loss": (0.0, 4.0)}, epsilon=5000.0)
+    right = 30 - (broken is not None)  # a record that fails counts as absent, alone
+    expected = right / (RECORDS - (broken is not None))
+    assert abs(found.value["accuracy"] - expected) < 6 * found.standard_error["accuracy"] < 0.05
+    assert abs(found.value["loss"] - 1.0) < 6 * found.standard_error["loss"] < 0.2
+    assert {each.unit for each in found.guarantees} == {Unit.RECORD}
+
+
+def test_scores_of_records_give_metrics_over_all_of_them(tmp_path):
+    grid, strategy = silos(tmp_path, scores=True)
+    found = private_metrics(strategy, grid, MODEL, ["accuracy"], epsilon=5000.0, classes=2)
+    assert abs(found.value["accuracy"] - 0.75) < 6 * found.standard_error["accuracy"] < 0.05
+
+
+def test_a_large_model_goes_along_with_an_evaluation_of_records(tmp_path):
+    grid, strategy = silos(tmp_path)
+    large = ArrayRecord({"params": Array(np.full(MOST_LOCAL_BYTES // 4 + 1, 7, np.float32))})
+    found = private_evaluate(strategy, grid, large, {"accuracy": (0.0, 1.0)}, epsilon=5000.0)
+    assert abs(found.value["accuracy"] - 0.75) < 6 * found.standard_error["accuracy"] < 0.1
+
+
+def test_silos_without_an_evaluation_refuse_one(tmp_path):
+    grid, strategy = silos(tmp_path)
+    for node, (_, context) in list(grid.apps.items()):
+        app = ClientApp(mods=[PrivateRecords(never)])
+        app.train()(never)
+        app.evaluate()(never)
+        grid.apps[node] = app, context
+    with pytest.raises(TooFewClients, match=r"5 nodes refuse: .*answers requests of d2pfed only"):
+        private_evaluate(strategy, grid, MODEL, {"accuracy": (0.0, 1.0)}, epsilon=5000.0)
+
+
+def test_an_evaluation_of_clients_states_the_cap_on_a_weight(tmp_path):
+    grid, strategy = federation(tmp_path, metrics_of)
+    with pytest.raises(ConfigError, match="must state max_examples"):
+        ask(strategy, grid, max_examples=None)

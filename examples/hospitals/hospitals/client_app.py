@@ -25,10 +25,11 @@ def patients(arrays: Mapping, _config: Mapping, context: Context) -> "Patients":
     return Patients(net, *load_patients(data, context.node_config["partition-id"]))
 
 
-app = ClientApp(mods=[PrivateRecords(patients)])
+app = ClientApp(mods=[PrivateRecords(patients, evaluate=patients)])
 
 
 @app.train()
-def train(msg: Message, _context: Context) -> Message:
+@app.evaluate()
+def answer(msg: Message, _context: Context) -> Message:
     """Answer nothing: Flower asks for a function, and `PrivateRecords` answers in its place."""
     return msg

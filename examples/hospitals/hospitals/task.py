@@ -10,6 +10,7 @@ from torch import nn
 
 TEST = 5  # every fifth patient is for testing
 RECORDS = {"table": 455, "images": 1437}  # public: how many patients the hospitals hold in all
+CLASSES = {"table": 2, "images": 10}
 TYPICAL = [
     14,
     19,
@@ -65,7 +66,7 @@ def load_patients(data: str, hospital: int | None, hospitals: int = 3) -> tuple[
 
 
 class Patients:
-    """A hospital's patients under a model: what each one adds to it (`d2pfed.round.Units`)."""
+    """A hospital's patients under a model: what each one adds to it, and how well it does on each."""
 
     def __init__(self, net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> None:
         self.net, self.inputs, self.labels = net, inputs, labels
@@ -81,6 +82,12 @@ class Patients:
             self.net.zero_grad()
             nn.functional.cross_entropy(self.net(self.inputs[[place]]), self.labels[[place]]).backward()
             yield -torch.cat([each.grad.flatten() for each in self.net.parameters()])[None].numpy()
+
+    def evaluate(self, patient: int) -> tuple[np.ndarray, int]:
+        """Return the scores and the label of one patient, which stay in the hospital."""
+        with torch.no_grad():
+            scores = self.net(self.inputs[[patient]]).softmax(1)[0]
+        return scores.numpy(), int(self.labels[patient])
 
 
 def test(net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> float:

@@ -1,6 +1,7 @@
 """The client's half of a private federation: (kind, bytes) in, bytes out, over whatever transport carries them."""
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -170,10 +171,12 @@ class PrivateClient:
     ) -> FloatVector | Units:
         """Return what training adds to the parameters that were sent, or the silo's units of records."""
         if attempt.plan.unit is Unit.RECORD:
-            made = self.train(layout.unflatten(params), settings)
+            made = self.train(layout.unflatten(params) | layout.initial_local(), settings)
             if not isinstance(made, Units):
                 raise ConfigError("a plan with the unit record needs a silo's units (PrivateRecords), got arrays")
-            return SingleUnits(made, attempt.plan.dimension)
+            # An evaluation's answer is the last array; a large model before it gets noise that nobody looks at.
+            last = math.prod(layout.entries[-1].shape) if is_evaluation(settings) else layout.dimension
+            return SingleUnits(made, attempt.plan.dimension, layout.dimension - last)
         local = LocalArrays(attempt.config.directory, attempt.session.run, attempt.plan)
         trained = self.train(layout.unflatten(params) | local.load(layout), settings)
         if isinstance(trained, Units):
@@ -240,6 +243,7 @@ class SingleUnits:
 
     units: Units = field(repr=False)
     dimension: int
+    padding: int = 0  # zeros before a unit's own numbers
 
     @property
     def count(self) -> int:
@@ -257,9 +261,11 @@ class SingleUnits:
                 try:
                     (given,) = islice(self.units.gradients(np.array([int(unit)])), 2)
                     found: NDArray[np.floating] = np.asarray(given)
-                    if found.shape == (1, self.dimension) and np.issubdtype(found.dtype, np.floating):
+                    if found.shape == (1, self.dimension - self.padding) and np.issubdtype(
+                        found.dtype, np.floating
+                    ):
                         with np.errstate(all="ignore"):  # what is not finite counts as zero later
-                            row[:] = found[0]
+                            row[self.padding :] = found[0]
                     else:
                         kind = f"{found.dtype} of shape {found.shape}"
                         failures = failures or [

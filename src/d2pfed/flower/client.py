@@ -1,10 +1,10 @@
 """The client's half in a ClientApp: `ClientApp(mods=[private])` makes an existing training function private."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -28,6 +28,7 @@ from d2pfed.flower.grid import (
     to_named_arrays,
     to_record,
 )
+from d2pfed.numerics.ring import IntVector
 from d2pfed.round import Units
 from d2pfed.runs.json_files import from_json
 from d2pfed.statistics.questions import MEANS, SCORES, STATISTIC, MetricMeans, ScoreMetrics, is_evaluation
@@ -61,19 +62,63 @@ def private(message: Message, context: Context, train: Train) -> Message:
     return _answer(message, context, call)
 
 
+class EvaluatedRecords(Protocol):
+    """What a silo holds, as an evaluation of a model sees it."""
+
+    @property
+    def count(self) -> int:
+        """How many records there are; it stays in the silo."""
+
+    def evaluate(self, record: int) -> Mapping[str, float] | tuple[NDArray[np.floating], int]:
+        """Return one record's metrics by name, or its scores and its label; from this record alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordAnswers:
+    """The bounded vector with which each record of a silo answers a question (`round.Units`)."""
+
+    question: MetricMeans | ScoreMetrics
+    records: EvaluatedRecords
+
+    @property
+    def count(self) -> int:
+        """How many records there are."""
+        return self.records.count
+
+    def gradients(self, chosen: IntVector) -> Iterator[NDArray[np.float32]]:
+        """Yield the vectors of chosen records."""
+        for place in chosen:
+            found = self.records.evaluate(int(place))
+            if isinstance(self.question, MetricMeans):
+                if not isinstance(found, Mapping):
+                    raise ConfigError("a record's evaluation must return its metrics by name")
+                vector = self.question.encode(found, 1.0)
+            else:
+                scores, label = found
+                vector = self.question.encode(np.asarray(scores, np.float64)[None], np.asarray([label]))
+            yield vector.astype(np.float32)[None]
+
+
 def answer_question(settings: Mapping[str, object], returned: RecordDict) -> NDArray[np.float64]:
     """Return the vector that answers a question, out of what the client's `evaluate` function returned."""
-    if MEANS in settings:
+    question = question_of(settings)
+    if isinstance(question, MetricMeans):
         found = _only(returned.metric_records, "evaluation", "metrics")
         numbers = {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
         if _EXAMPLES not in numbers:
             raise ConfigError(f"an evaluation must return {_EXAMPLES} among its metrics")
-        return from_json(MetricMeans, str(settings[MEANS]), MEANS).encode(numbers, numbers[_EXAMPLES])
+        return question.encode(numbers, numbers[_EXAMPLES])
     arrays = _only(returned.array_records, "evaluation", "arrays")
     if not {"scores", "labels"} <= set(arrays):
         raise ConfigError("an evaluation of scores must return the arrays scores and labels")
-    scored = from_json(ScoreMetrics, str(settings[SCORES]), SCORES)
-    return scored.encode(*(np.asarray(arrays[name].numpy(), np.float64) for name in ("scores", "labels")))
+    return question.encode(*(np.asarray(arrays[name].numpy(), np.float64) for name in ("scores", "labels")))
+
+
+def question_of(settings: Mapping[str, object]) -> MetricMeans | ScoreMetrics:
+    """Return what an evaluation asks for."""
+    if MEANS in settings:
+        return from_json(MetricMeans, str(settings[MEANS]), MEANS)
+    return from_json(ScoreMetrics, str(settings[SCORES]), SCORES)
 
 
 def _only(records: Mapping[str, _Record], who: str, what: str) -> _Record:
@@ -91,8 +136,11 @@ class PrivateRecords:
     model, minus its gradient, say, flat in the order of the arrays. A batch of them is drawn by secret coins, each is
     clipped by itself, and their sum leaves noised and masked. The app's training function is not called.
 
-    Units are asked for one at a time. `units` and `count` must not fail because of a single record: then the silo sends
-    noise alone. Nothing may be kept from one call to the next.
+    `evaluate`, where it is given, is called in the same way for a private evaluation, and returns what this silo holds
+    as `EvaluatedRecords`: the metrics, or scores and label, of one record at a time.
+
+    Units are asked for one at a time. `units`, `evaluate` and `count` must not fail because of a single record: then
+    the silo sends noise alone. Nothing may be kept from one call to the next.
 
     Guarantee: neither the batch nor its size leaves; a unit whose vector cannot be had counts as zero, alone.
     Checked: test_flower_standing.py::test_records_over_flower_are_drawn_clipped_and_summed,
@@ -100,11 +148,19 @@ class PrivateRecords:
     """
 
     units: Callable[[NamedArrays, Mapping[str, object], Context], Units]
+    evaluate: Callable[[NamedArrays, Mapping[str, object], Context], EvaluatedRecords] | None = None
 
     def __call__(self, message: Message, context: Context, _train: Train) -> Message:
         """Answer a request of the private protocol."""
-        require_type(message, MESSAGE_TYPE)
-        return _answer(message, context, lambda arrays, settings: self.units(arrays, settings, context))
+        require_type(message, MESSAGE_TYPE, *(() if self.evaluate is None else (EVALUATION_TYPE,)))
+
+        def call(arrays: NamedArrays, settings: Mapping[str, object]) -> Units:
+            if self.evaluate is None or not is_evaluation(settings):
+                return self.units(arrays, settings, context)
+            model = {name: array for name, array in arrays.items() if name != STATISTIC}
+            return _RecordAnswers(question_of(settings), self.evaluate(model, settings, context))
+
+        return _answer(message, context, call)
 
 
 def _answer(message: Message, context: Context, train: TrainArrays) -> Message:

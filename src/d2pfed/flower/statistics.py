@@ -110,12 +110,14 @@ def private_evaluate(
     metrics: Mapping[str, tuple[float, float]],
     *,
     epsilon: float,
-    max_examples: float,
+    max_examples: float | None = None,
     name: str = "evaluate",
     config: ConfigRecord | None = None,
     timeout: float = 3600.0,
 ) -> PrivateAnswer[Metrics, Metrics]:
     """Return the means of metrics that the clients' own `evaluate` function returns, weighted by their examples.
+
+    Where the plan protects records, the means are over all records, each of weight 1 (`PrivateRecords`).
 
     Args:
         strategy: With which the model is trained: its clients are asked, and its `ledger`, if it has one, is charged.
@@ -124,12 +126,18 @@ def private_evaluate(
         metrics: Lower and upper bound of each metric, by its name in the `MetricRecord` that `evaluate` returns;
             public, and what is beyond counts as the bound.
         epsilon: What this evaluation may cost.
-        max_examples: The cap on `num-examples`, by which clients are weighted; nobody learns a client's number.
+        max_examples: The cap on `num-examples`, by which clients are weighted; nobody learns a client's number. Unused
+            where records are protected.
         name: Of this evaluation: another name is another release.
         config: Settings for the clients' function.
         timeout: For how many seconds the server waits for the answers.
     """
-    means = MetricMeans({key: Bounds(*bounds) for key, bounds in metrics.items()}, max_examples)
+    most = 1.0 if strategy.plan.unit is Unit.RECORD else max_examples
+    if most is None:
+        raise ConfigError(
+            "an evaluation that protects clients must state max_examples, the cap on a client's weight"
+        )
+    means = MetricMeans({key: Bounds(*bounds) for key, bounds in metrics.items()}, most)
     own = evaluation_strategy(strategy, arrays, means.size, epsilon, name)
     settings = ConfigRecord({**(config or {}), MEANS: to_json(means)})
     found = private_total(own, grid, name, means.size, arrays=arrays, config=settings, timeout=timeout)
@@ -171,6 +179,8 @@ def private_metrics(
         config: Settings for the clients' function.
         timeout: For how many seconds the server waits for the answers.
     """
+    if strategy.plan.unit is Unit.RECORD:
+        max_values = 1.0  # each record counts once
     scheme = MetricScheme(
         names=metric_names(metrics),
         classes=classes,
@@ -196,14 +206,14 @@ def evaluation_strategy(
     """
     if strategy.target is None:
         raise ConfigError("an evaluation follows from the target of training: give the strategy its target")
-    if strategy.plan.unit is Unit.RECORD:
-        raise ConfigError("an evaluation over Flower protects clients; the strategy's plan has the unit record")
     check_name("an evaluation's", name)
     model = to_named_arrays(arrays)
     is_small = sum(array.nbytes for array in model.values()) <= MOST_LOCAL_BYTES
     sent = {} if is_small else {key: array.size for key, array in model.items() if array.dtype == np.float32}
     dimension = size + sum(sent.values())
     target = replace(strategy.target, dimension=dimension, rounds=1, epsilon=epsilon, clip=1.0)
+    if target.unit is Unit.RECORD:
+        target = replace(target, batch_rate=1.0)  # every record is asked
 
     def make(content: RecordDict, node: int, group: str, seconds: float) -> Message:
         """Make a message that Flower hands to the clients' `evaluate` function."""
