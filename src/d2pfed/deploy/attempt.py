@@ -30,7 +30,7 @@ from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.plan import Plan, Policy, Protocol, decode_plan
 from d2pfed.plan.bounds import MOST_ATTEMPTS
 from d2pfed.round import AttemptSession, accept_invitation, enrolled_in, invited_run
-from d2pfed.round.invitation import read_invitation
+from d2pfed.round.session import read_invitation
 from d2pfed.secagg import Client, Contribute, Enrolment, Position, Session, lattice
 from d2pfed.secagg import History as Memory
 from d2pfed.secagg.heads import SlotEnrolment

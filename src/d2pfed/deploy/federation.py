@@ -161,82 +161,65 @@ class CohortDraw:
     order: tuple[ClientId, ...] = ()  # of the draw: its first clients are the committee
 
 
-class CohortSource:
-    """Gives each attempt its cohort.
+class CohortFederation:
+    """Clients with keys for each attempt: a drawn cohort is asked, or once and a committee again (`round.Attempts`).
 
-    Under a roster with draws every client computes it too, from what the server has committed to; otherwise the server
-    draws by itself. Guarantee: which draws a run may use is on the disk before its first invitation.
+    Under a roster with draws every client computes its cohort too, from what the server has committed to; otherwise the
+    server draws by itself. Guarantee: which draws a run may use is on the disk before its first invitation.
     """
 
-    def __init__(self, deployment: "Deployment") -> None:
-        run, signed, self._plan = deployment.run, deployment.roster, deployment.plan
-        self._population = deployment.population
-        self._secret = Cohorts(self._plan.sampling, run.directory.identity().cohorts)
+    def __init__(self, deployment: Deployment) -> None:
+        run, signed = deployment.run, deployment.roster
+        self._deployment = deployment
+        self._plan, self._roster = deployment.plan, deployment.enrolled()
         self._is_once = self._plan.sampling.method is Sampling.ONCE
+        self._secret = Cohorts(self._plan.sampling, run.directory.identity().cohorts)
         self._verified: tuple[Draws, Roster] | None = None
-        self.first_draw = 0  # of this run, which its announcement states
+        self._first_draw = 0  # of this run, which its announcement states
         if signed is not None and signed.roster.depth is not None:
             if deployment.draws is None:
                 raise ConfigError("a roster with draws needs the server's own file of them: `draws`")
-            draws = Draws(deployment.draws, signed.roster)
-            self.first_draw = draws.reserve(
-                run.name, 1 if self._is_once else self._plan.rounds * self._plan.attempts_per_round
-            )
-            self._verified = draws, signed.roster
-
-    def draw(self, number: int, attempt: int, block: int) -> CohortDraw:
-        """Return who is asked in an attempt at a round; `block` counts under `once` only."""
-        if self._verified is None:
-            return CohortDraw(
-                tuple(self._population[place] for place in self._secret.draw(number, attempt, block))
-            )
-        draws, roster = self._verified
-        block = block if self._is_once else 0
-        draw = self.first_draw + (0 if self._is_once else number * self._plan.attempts_per_round + attempt)
-        opening = draws.tree.open(draw)
-        key = draw_key(roster.digest, draw, opening.seed)
-        order = draw_order(key, roster.clients, self._plan.sampling, block)
-        return CohortDraw(tuple(sorted(order)), draw, block, opening, order)
-
-
-class CohortFederation:
-    """Clients with keys for each attempt: a drawn cohort is asked, or once and a committee again (`round.Attempts`)."""
-
-    def __init__(self, deployment: Deployment) -> None:
-        self._deployment = deployment
-        self._plan, self._roster = deployment.plan, deployment.enrolled()
-        self._cohorts = CohortSource(deployment)
-        self._participation = ParticipationLog(deployment.run.directory)
-        self._registry = deployment.registry(self._cohorts.first_draw)
-        committee = self._plan.committee
+            self._verified = draws, _ = Draws(deployment.draws, signed.roster), signed.roster
+            count = 1 if self._is_once else self._plan.rounds * self._plan.attempts_per_round
+            self._first_draw = draws.reserve(run.name, count)
+        self._participation = ParticipationLog(run.directory)
+        self._registry = deployment.registry(self._first_draw)
         self._exchange = ClientExchange(
             deployment.transport,
             self._registry.nodes,
             deployment.deadlines,
-            self._before,
+            lambda kind: self._participation.note(blocks=int(self._is_once and kind in _VECTORS)),
             self._plan.quorum,
-            members=None if committee is None else committee.least,
+            members=None if self._plan.committee is None else self._plan.committee.least,
         )
         self._drawn = CohortDraw(())
 
     def draw(self, attempt: Attempt) -> tuple[int, ...]:
         """Return the cohort of an attempt, once enough of it is there."""
-        self._drawn = self._next(attempt)
+        self._drawn, ledger = self._draw(attempt), self._deployment.run.ledger
+        if self._is_once and ledger is not None:  # a block that no charged attempt has, noted or not
+            while any(ledger.participations(attempt.run, self._drawn.cohort).values()):
+                self._participation.note(blocks=1)
+                self._drawn = self._draw(attempt)
         cohort = self._drawn.cohort
         wanted = [client for client in cohort if client not in self._participation.excluded]
         self._deployment.wait(self._registry, attempt, wanted, len(cohort), self._deployment.deadlines.joining)
         self._exchange.stats.clear()
         return cohort
 
-    def _next(self, attempt: Attempt) -> CohortDraw:
-        """Return the draw of an attempt; of a partition a block that no charged attempt has, noted or not."""
-        drawn = self._cohorts.draw(attempt.round, attempt.number, self._participation.block)
-        ledger = self._deployment.run.ledger
-        if self._plan.sampling.method is Sampling.ONCE and ledger is not None:
-            while any(ledger.participations(attempt.run, drawn.cohort).values()):
-                self._participation.note(blocks=1)
-                drawn = self._cohorts.draw(attempt.round, attempt.number, self._participation.block)
-        return drawn
+    def _draw(self, attempt: Attempt) -> CohortDraw:
+        """Return whom an attempt asks by its number and, under `once`, the block that is next."""
+        block = self._participation.block
+        if self._verified is None:
+            places = self._secret.draw(attempt.round, attempt.number, block)
+            return CohortDraw(tuple(self._deployment.population[place] for place in places))
+        draws, roster = self._verified
+        steps = attempt.round * self._plan.attempts_per_round + attempt.number
+        draw, block = (self._first_draw, block) if self._is_once else (self._first_draw + steps, 0)
+        opening = draws.tree.open(draw)
+        key = draw_key(roster.digest, draw, opening.seed)
+        order = draw_order(key, roster.clients, self._plan.sampling, block)
+        return CohortDraw(tuple(sorted(order)), draw, block, opening, order)
 
     def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> AttemptSession:
         """Return the session of an attempt, bound to the roster and its draw, by its own names of clients."""
@@ -278,10 +261,6 @@ class CohortFederation:
     def exchanges(self) -> tuple[ExchangeRecord, ...]:
         """Return the exchanges of the last attempt."""
         return tuple(self._exchange.stats)
-
-    def _before(self, kind: MessageKind) -> None:
-        if kind in _VECTORS and self._plan.sampling.method is Sampling.ONCE:
-            self._participation.note(blocks=1)
 
 
 class StandingFederation:
@@ -343,12 +322,8 @@ class StandingFederation:
             _log.warning(
                 "round %d, attempt %d is void and stays charged: %s; so far %d attempts of which %d void: all %d are "
                 "charged against the server",
-                session.round + 1,
-                session.attempt,
-                lack,
-                self._standing.attempts,
-                self._standing.void,
-                self._standing.attempts,
+                *(session.round + 1, session.attempt, lack),
+                *(self._standing.attempts, self._standing.void, self._standing.attempts),
             )
             raise
 

@@ -293,14 +293,26 @@ def aggregate(
         raise ConfigError(f"ledger must be a Ledger, got {type(ledger).__name__}")
     run, number = first.run, first.round
     ledger.require_plan(run, plan.digest)
-    attempts = _clipped(plan, attempts, clip)
+    require_clip(plan, clip)
+    if clip is not None:
+        if not isinstance(attempts, ClippedAttempts):
+            raise ConfigError(
+                f"{type(attempts).__name__} tells its clients no clip, and the plan's adapts (clip=auto)"
+            )
+        attempts = attempts.with_clip(clip)
     may_shrink = delivery_of(plan) is Delivery.EVERYONE and plan.consistency is Consistency.ASSUMED
     left: tuple[int, ...] = ()  # after a void attempt in which every vector counts
     for attempt in (Attempt(run, number, each) for each in range(first.number, plan.attempts_per_round)):
         cohort = attempts.draw(attempt)
         if left and set(left) < set(cohort):
             cohort = left
-        participations, left = _participations(plan, run, cohort, ledger), ()
+        participations, left = dict(ledger.participations(run, cohort)), ()
+        used = [client for client in cohort if participations[client]]
+        if used and plan.sampling.method is Sampling.ONCE:
+            # Zeros would move the model by noise alone; nothing here rests on who was drawn, so it can be said.
+            raise ConfigError(
+                f"sampling `once` uses each client once, and client {used[0]} has contributed already"
+            )
         session = attempts.bind(attempt, cohort)
         ledger.reserve(plan.release(run, number, attempt.number, cohort, plan.quorum))
         try:
@@ -320,36 +332,12 @@ def aggregate(
             total = collected.unmask().vector
         except TooFewClients:
             continue  # charged all the same: some shares may have been opened
-        mean = plan.codec.decode(plan.ring.center(total), rotation_seed(session), plan.divisor)
-        return _outcome(plan, mean, clip, attempt.number, len(survivors))
+        mean, clipping = plan.codec.decode(plan.ring.center(total), rotation_seed(session), plan.divisor), None
+        if plan.weighting is not None:  # the last coordinate is the mean of weights, or of bits
+            noise = math.sqrt(plan.noise(len(survivors)).sum_variance) * plan.codec.granularity / plan.cohort_size
+            mean = plan.weighting.mean(mean, noise)
+        elif plan.adaptive_clip is not None and clip is not None:
+            clipping = plan.adaptive_clip.step(clip, float(mean[-1]))
+            mean = mean[:-1] * np.float32(clip)
+        return Outcome(mean, attempt.number, len(survivors), clipping)
     raise TooFewClients(f"round {number} failed in all of its {plan.attempts_per_round} attempts")
-
-
-def _clipped(plan: Plan, attempts: Attempts[B], clip: float | None) -> Attempts[B]:
-    """Return the attempts with the clip of the round; refuse those that would not tell it to their clients."""
-    require_clip(plan, clip)
-    if clip is None:
-        return attempts
-    if isinstance(attempts, ClippedAttempts):
-        return attempts.with_clip(clip)
-    raise ConfigError(f"{type(attempts).__name__} tells its clients no clip, and the plan's adapts (clip=auto)")
-
-
-def _outcome(plan: Plan, mean: FloatVector, clip: float | None, attempt: int, survivors: int) -> Outcome:
-    """Return a decoded mean in real units, its last coordinate read as the mean of bits or weights, if there is one."""
-    if plan.weighting is not None:
-        noise = math.sqrt(plan.noise(survivors).sum_variance) * plan.codec.granularity / plan.cohort_size
-        return Outcome(plan.weighting.mean(mean, noise), attempt, survivors)
-    if plan.adaptive_clip is None or clip is None:
-        return Outcome(mean, attempt, survivors)
-    clipping = plan.adaptive_clip.step(clip, float(mean[-1]))
-    return Outcome(mean[:-1] * np.float32(clip), attempt, survivors, clipping)
-
-
-def _participations(plan: Plan, run: str, cohort: tuple[int, ...], ledger: Ledger) -> dict[int, int]:
-    """Return how often each of a cohort has contributed; a client at its cap sends zero and its noise."""
-    participations = dict(ledger.participations(run, cohort))
-    if plan.sampling.method is Sampling.ONCE and (used := [client for client in cohort if participations[client]]):
-        # Zeros would move the model by noise alone; nothing here rests on who was drawn, so it can be said.
-        raise ConfigError(f"sampling `once` uses each client once, and client {used[0]} has contributed already")
-    return participations
