@@ -4,7 +4,6 @@ import math
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -209,7 +208,7 @@ def given_clients_have_no_amplified_price(tmp_path):
 
 def test_a_sum_over_clients_that_nobody_drew_has_no_amplified_price(tmp_path, monkeypatch):
     given_clients_have_no_amplified_price(tmp_path)
-    monkeypatch.setattr(import_module("d2pfed.round.local_sum"), "is_amplified", lambda _sampling: False)
+    monkeypatch.setattr(aggregation, "is_amplified", lambda _sampling: False)
     (tmp_path / "again").mkdir()
     with pytest.raises(Failed, match="DID NOT RAISE"):
         given_clients_have_no_amplified_price(tmp_path / "again")

@@ -26,6 +26,7 @@ from d2pfed.statistics.questions import MEANS, STATISTIC
 from support.enrolled_clients import DIMENSION, anchor_in, directory_of, enrol, make_plan, sign_roster
 from support.federation import enrolment_secret
 from support.malicious_server import LAYOUT, MaliciousServer, add_one
+from support.twins import twin
 
 CLIENTS = 5
 
@@ -265,7 +266,10 @@ def test_a_client_refuses_a_request_that_its_settings_do_not_list(tmp_path, monk
     served = [kind for kind in ("training", "statistics", "evaluation") if kind != refused]
     server = MaliciousServer(tmp_path, make_plan(CLIENTS), enrol(tmp_path, CLIENTS, requests=served))
     server.announce()
-    monkeypatch.setattr("d2pfed.deploy.client.require_purpose", nothing)
+    lax = twin(
+        PrivateClient._contribute, "if is_evaluation(settings) != (self.purpose", "if None is (self.purpose"
+    )
+    monkeypatch.setattr(PrivateClient, "_contribute", lax)
     task = encode_task(LAYOUT, settings)
     with pytest.raises(D2PFedError):
         server.attempt(task=task)

@@ -18,8 +18,7 @@ from d2pfed.noise.mechanisms import DDGauss, Shared
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, require_standing
 from d2pfed.round import Attempt, Participant, aggregate, local_sum, run_plan, session_of
-from d2pfed.round.aggregation import Outcome, gather, run_exchange
-from d2pfed.round.local_sum import Fidelity, _LocalVectors
+from d2pfed.round.aggregation import Fidelity, Outcome, _LocalVectors, gather, run_exchange
 from d2pfed.round.participant import Batch, Batches, require_clip, require_fixed_clip, toss
 from d2pfed.round.session import (
     accept_invitation,
@@ -27,7 +26,6 @@ from d2pfed.round.session import (
     enrolled_in,
     epoch_of,
     require_draw_by_number,
-    require_in_cohort,
     require_planned_number,
     rotation_seed,
     sketch_of,
@@ -449,9 +447,6 @@ def test_attempts_and_draws_are_those_of_the_plan():
     require_draw_by_number(once, Invited(2, 3, 5), 5)
     with pytest.raises(PeerError, match="is of draw 5, got 16"):
         require_draw_by_number(once, Invited(2, 3, 16), 5)
-    require_in_cohort(2, (1, 2))
-    with pytest.raises(PeerError, match="client 3 is not in the cohort"):
-        require_in_cohort(3, (1, 2))
 
 
 def test_a_listed_cohort_has_no_draw():

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from numpy.typing import NDArray
 
 from d2pfed.deploy.client import PrivateClient, Purpose, TrainArrays, discreet, log_error
 from d2pfed.deploy.config import (
@@ -54,26 +53,24 @@ def private(message: Message, context: Context, train: Train) -> Message:
         config = ConfigRecord(dict(settings))  # type: ignore[arg-type]  # decode_task admits Flower's types only
         message.content = RecordDict({"arrays": to_array_record(model), "config": config})
         returned = train(message, context).content
-        if is_evaluation(settings):  # clipped, noised, masked and charged as an update is, whatever it returns
-            return model | {STATISTIC: answer_question(settings, returned).astype(np.float32)}
-        return to_named_arrays(_only(returned.array_records, "training function", "arrays"), arrays)
+        if not is_evaluation(settings):
+            return to_named_arrays(_only(returned.array_records, "training function", "arrays"), arrays)
+        # The vector that answers the question: clipped, noised, masked and charged as an update is, whatever it is.
+        if MEANS in settings:
+            found = _only(returned.metric_records, "evaluation", "metrics")
+            numbers = {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
+            if _EXAMPLES not in numbers:
+                raise ConfigError(f"an evaluation must return {_EXAMPLES} among its metrics")
+            vector = from_json(MetricMeans, str(settings[MEANS]), MEANS).encode(numbers, numbers[_EXAMPLES])
+        else:
+            scored = _only(returned.array_records, "evaluation", "arrays")
+            if not {"scores", "labels"} <= set(scored):
+                raise ConfigError("an evaluation of scores must return the arrays scores and labels")
+            scores, labels = (np.asarray(scored[name].numpy(), np.float64) for name in ("scores", "labels"))
+            vector = from_json(ScoreMetrics, str(settings[SCORES]), SCORES).encode(scores, labels)
+        return model | {STATISTIC: vector.astype(np.float32)}
 
     return _answer(message, context, call)
-
-
-def answer_question(settings: Mapping[str, object], returned: RecordDict) -> NDArray[np.float64]:
-    """Return the vector that answers a question, out of what the client's `evaluate` function returned."""
-    if MEANS in settings:
-        found = _only(returned.metric_records, "evaluation", "metrics")
-        numbers = {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
-        if _EXAMPLES not in numbers:
-            raise ConfigError(f"an evaluation must return {_EXAMPLES} among its metrics")
-        return from_json(MetricMeans, str(settings[MEANS]), MEANS).encode(numbers, numbers[_EXAMPLES])
-    arrays = _only(returned.array_records, "evaluation", "arrays")
-    if not {"scores", "labels"} <= set(arrays):
-        raise ConfigError("an evaluation of scores must return the arrays scores and labels")
-    scored = from_json(ScoreMetrics, str(settings[SCORES]), SCORES)
-    return scored.encode(*(np.asarray(arrays[name].numpy(), np.float64) for name in ("scores", "labels")))
 
 
 def _only(records: Mapping[str, _Record], who: str, what: str) -> _Record:

@@ -191,7 +191,8 @@ def accept_invitation(
         order = draw_order(
             key, roster.clients, plan.sampling, invited.block
         )  # all of the roster is the population
-        require_in_cohort(invited.client, order)
+        if invited.client not in order:
+            raise PeerError(f"client {invited.client} is not in the cohort of this draw")
         cohort = tuple(sorted(order))
     elif invited.draw or invited.block:
         raise PeerError(f"cohorts are not drawn here, got draw {invited.draw}, block {invited.block}")
@@ -221,12 +222,6 @@ def require_draw_by_number(plan: Plan, invited: Invitation, first_draw: int) -> 
     due = first_draw if plan.sampling.method is Sampling.ONCE else first_draw + steps
     if invited.draw != due:
         raise PeerError(f"round {invited.round}, attempt {invited.attempt} is of draw {due}, got {invited.draw}")
-
-
-def require_in_cohort(client: int, cohort: tuple[int, ...]) -> None:
-    """Refuse to join a cohort without this client in it."""
-    if client not in cohort:
-        raise PeerError(f"client {client} is not in the cohort of this draw")
 
 
 def accept_standing_invitation(plan: Plan, invitation: bytes, roster: Roster) -> standing.Epoch:
