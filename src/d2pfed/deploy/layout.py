@@ -176,9 +176,8 @@ def decode_task(
     or settings do not cancel. Checked: test_flower_malicious_server.py::test_other_names_for_other_clients_give_no_sum.
     """
     size = int.from_bytes(task[:4], "little")
-    if (
-        task[4 : 4 + size] != layout.encode().encode()
-    ):  # no other arrays are trained than those that were announced
+    # No other arrays are trained than those that were announced.
+    if task[4 : 4 + size] != layout.encode().encode():
         raise PeerError("a task must be for the layout that the run was announced with")
     try:
         config = json.loads(task[4 + size :])

@@ -59,9 +59,8 @@ def unpack(content: bytes, directory: Path) -> frozenset[str]:
     """Write a bundle's files into a fresh directory; return the first names of its modules."""
     with ZipFile(BytesIO(content)) as archive:
         entries = [entry for entry in archive.infolist() if not entry.is_dir()]
-        for (
-            entry
-        ) in entries:  # plain files below the bundle, and none that Python would run in place of its source
+        # Plain files below the bundle, and none that Python would run in place of its source.
+        for entry in entries:
             parts = entry.filename.replace("\\", "/").split("/")
             is_file = stat.S_IFMT(entry.external_attr >> 16) in (0, stat.S_IFREG)
             if {"", ".", ".."} & set(parts) or not is_file or parts[-1].endswith(_COMPILED):

@@ -188,9 +188,8 @@ def accept_invitation(
         require_path(roster.root, roster.depth, invited.draw, invited.opening)
         require_draw_by_number(plan, invited, first_draw)
         key = draw_key(roster.digest, invited.draw, invited.opening.seed)
-        order = draw_order(
-            key, roster.clients, plan.sampling, invited.block
-        )  # all of the roster is the population
+        # All of the roster is the population.
+        order = draw_order(key, roster.clients, plan.sampling, invited.block)
         if invited.client not in order:
             raise PeerError(f"client {invited.client} is not in the cohort of this draw")
         cohort = tuple(sorted(order))
