@@ -316,8 +316,8 @@ def aggregate(
         if left and set(left) < set(cohort):
             cohort = left
         participations, left = dict(ledger.participations(run, cohort)), ()
-        used = [client for client in cohort if participations[client]]
-        if used and plan.sampling.method is Sampling.ONCE:
+        is_once = plan.sampling.method is Sampling.ONCE
+        if is_once and (used := [client for client in cohort if participations[client]]):
             # Zeros would move the model by noise alone; nothing here rests on who was drawn, so it can be said.
             raise ConfigError(
                 f"sampling `once` uses each client once, and client {used[0]} has contributed already"
@@ -342,7 +342,7 @@ def aggregate(
         except TooFewClients:
             continue  # charged all the same: some shares may have been opened
         mean, clipping = plan.codec.decode(plan.ring.center(total), rotation_seed(session), plan.divisor), None
-        if plan.weighting is not None:  # the last coordinate is the mean of weights, or of bits
+        if plan.weighting is not None:  # the last coordinate is the mean of weights, below the mean of bits
             noise = math.sqrt(plan.noise(len(survivors)).sum_variance) * plan.codec.granularity / plan.cohort_size
             mean = plan.weighting.mean(mean, noise)
         elif plan.adaptive_clip is not None and clip is not None:
