@@ -31,9 +31,9 @@ from d2pfed.deploy.transport import Pace
 from d2pfed.errors import ConfigError, D2PFedError
 from d2pfed.ledger.files import create_file
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy
-from d2pfed.plan import Plan, PrivacyTarget, ProtocolChoice, calibrate
-from d2pfed.round import Attempt, AttemptSession, Participant, gather, session_of
-from d2pfed.round.aggregation import InProcess, Machine
+from d2pfed.plan import PrivacyTarget, ProtocolChoice, calibrate
+from d2pfed.round import Attempt, Participant, gather, session_of
+from d2pfed.round.aggregation import InProcess
 
 if TYPE_CHECKING:
     from d2pfed.flower.runtime import AppSource, Runtime
@@ -55,9 +55,10 @@ def require_flower(found: str) -> None:
 
 def rehearse() -> None:
     """Run private sums between made-up clients in this process: what they load and compile, no message has to."""
+    update = np.zeros(1024, np.float32)
     for protocol, count in ((ProtocolChoice.PAIRWISE, 3), (ProtocolChoice.LATTICE, 24)):
         target = PrivacyTarget(
-            dimension=1024,
+            dimension=update.size,
             population=count,
             cohort_size=count,
             rounds=1,
@@ -70,13 +71,12 @@ def rehearse() -> None:
             protocol=protocol,
         )
         plan = calibrate(target)
-        session = session_of(plan, Attempt("rehearsal", 0, 0), tuple(range(plan.cohort_size)))
-
-        def join(client: int, session: AttemptSession = session, plan: Plan = plan) -> Machine:
-            participant = Participant(plan=plan, client=client, entropy=Entropy.system(), participations=0)
-            return participant.join(session, lambda _task, _model: np.zeros(plan.dimension, np.float32))
-
-        gather(session, b"", InProcess(join).exchange).unmask()
+        session = session_of(plan, Attempt("rehearsal", 0, 0), tuple(range(count)))
+        machines = {}
+        for client in session.cohort:
+            own = Participant(plan=plan, client=client, entropy=Entropy.system(), participations=0)
+            machines[client] = own.join(session, lambda _task, _model: update)
+        gather(session, b"", InProcess(machines.__getitem__).exchange).unmask()
 
 
 def reseed() -> None:
