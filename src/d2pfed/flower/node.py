@@ -213,16 +213,18 @@ def main() -> None:
         log.setLevel(logging.INFO)
         bypass_proxies()
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        from d2pfed.flower.runtime import LocalApp, PinnedApp, Runtime  # noqa: PLC0415
-
+        process: subprocess.Popen[bytes] | None = None
+        files = (chosen.root_certificates, chosen.secret)
         with ExitStack() as stack:
             if supernode:
                 address, secret, process = stack.enter_context(started_supernode(supernode))
-                runtime = Runtime(address, None, secret)
+                certificates = None
             else:
-                files = (chosen.root_certificates, chosen.secret)
-                runtime = Runtime(chosen.runtime, *(None if file is None else file.read_bytes() for file in files))
-                process = None
+                address = chosen.runtime
+                certificates, secret = (None if file is None else file.read_bytes() for file in files)
+            from d2pfed.flower.runtime import LocalApp, PinnedApp, Runtime  # noqa: PLC0415
+
+            runtime = Runtime(address, certificates, secret)
             # Outlives forks that are killed, and what they have unpacked.
             place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             source = PinnedApp(chosen.fab_sha256, place) if chosen.app is None else LocalApp(chosen.app)
