@@ -14,7 +14,7 @@ from d2pfed.noise.mechanisms import Centered
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import Ring
 from d2pfed.plan import Policy, PrivacyTarget, Protocol, calibrate, policy
-from d2pfed.round import standing
+from d2pfed.round import session, standing
 from support import lying_plans
 from support.ill_data import ILLS
 from support.noise_oracles import Measure, least_epsilon
@@ -69,7 +69,8 @@ def test_twin_without_the_table_a_victim_is_found_among_colluders(tmp_path, monk
     monkeypatch.setattr(campaign_plans, "SIZES", (300,))
     monkeypatch.setattr(campaign_plans, "DEPTHS", (5,))
     monkeypatch.setattr(Policy, "require_served", nothing)
-    monkeypatch.setattr(standing, "require_standing", nothing)
+    for module in (session, standing):
+        monkeypatch.setattr(module, "require_standing", nothing)
     assert campaign_plans.plans(2, tmp_path, "twin", ("none",), PAIRWISE)["failed"] > 0
     assert "standing: 1 honest vectors" in (said := capsys.readouterr().err)
     assert "standing: a sum with less noise than the charged variance" in said

@@ -10,10 +10,10 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 
 from d2pfed.deploy import client as private_client
-from d2pfed.deploy import layout
 from d2pfed.deploy.account import ClientSpending
+from d2pfed.deploy.client import PrivateClient
 from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.layout import encode_task
+from d2pfed.deploy.layout import decode_task, encode_task
 from d2pfed.deploy.requests import RequestKind
 from d2pfed.errors import TooFewClients
 from d2pfed.flower import client as client_module
@@ -30,6 +30,7 @@ from support.local_grid import (
     start,
 )
 from support.malicious_server import MaliciousServer, shows_only
+from support.twins import twin
 
 VICTIM = 0
 
@@ -78,21 +79,31 @@ def app_with_more_functions(client: int) -> ClientApp:
 
 
 @pytest.mark.parametrize(
-    ("message_type", "refusal", "place", "rule"),
+    ("message_type", "refusal", "place", "name", "lax"),
     [
-        ("evaluate", "a request for evaluation must have a task for it", private_client, "require_purpose"),
-        ("train.quiet", "requests of d2pfed only", client_module, "require_type"),
+        (
+            "evaluate",
+            "a request for evaluation must have a task for it",
+            PrivateClient,
+            "_contribute",
+            twin(
+                PrivateClient._contribute,
+                "if is_evaluation(settings) != (self.purpose",
+                "if None is (self.purpose",
+            ),
+        ),
+        ("train.quiet", "requests of d2pfed only", client_module, "require_type", lambda *_: None),
     ],
 )
 def test_the_server_does_not_choose_which_function_of_an_app_trains(
-    server, message_type, refusal, place, rule, monkeypatch
+    server, message_type, refusal, place, name, lax, monkeypatch
 ):
     ask_through(server, app_with_more_functions, lambda client: "train" if client == VICTIM else message_type)
     with pytest.raises(TooFewClients):
         server.attempt()
     assert refusal in str(server.refusals[1])
     assert VICTIM not in server.refusals
-    monkeypatch.setattr(place, rule, lambda *_: None)
+    monkeypatch.setattr(place, name, lax)
     assert shows_only(VICTIM, server.sum_of_updates(1))
 
 
@@ -121,7 +132,8 @@ def test_another_run_configuration_for_the_victim_gives_no_sum(server, monkeypat
         server.attempt(attempt=1, task=task)
     assert "the configuration of the run must be that of the task" in str(server.refusals[1])
     assert vectors(server, 1) == before
-    monkeypatch.setattr(layout, "require_run_config", lambda *_: None)
+    lax = twin(decode_task, "if json.dumps(sent_run_config", "if False and json.dumps(sent_run_config")
+    monkeypatch.setattr(private_client, "decode_task", lax)
     assert shows_only(VICTIM, server.sum_of_updates(2, task))
 
 

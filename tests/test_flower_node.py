@@ -208,13 +208,12 @@ def test_a_hanging_message_does_not_hold_up_others(tmp_path, monkeypatch, caplog
 def test_a_fork_ends_although_an_app_has_closed_its_streams(monkeypatch):
     """Else it goes on as a second node, and ends the other forks."""
     monkeypatch.setattr(runtime, "answer", lambda *_given: sys.stdout.close())
-    test, forks = os.getpid(), node.Forks()
+    test = os.getpid()
     try:
-        forks.start(None, "token", None)
+        child = node.fork(None, "token", None)
     finally:
         if os.getpid() != test:
             os._exit(9)
-    ((child, _),) = forks.begun.items()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -380,7 +379,7 @@ def test_a_runtime_beyond_loopback_needs_certificates(host):
 
 
 def test_without_the_check_messages_are_asked_for_in_the_clear(monkeypatch):
-    monkeypatch.setattr(runtime, "require_loopback", lambda _address: None)
+    monkeypatch.setattr(runtime.Runtime, "__post_init__", lambda _self: None)
     with listening() as (port, heard):  # 0.0.0.0 is no loopback address, and happens to lead here
         assert runtime.acquire(runtime.Runtime(f"0.0.0.0:{port}", None, b"secret").client(None)) is None
     assert heard[0].startswith(b"POST /v1/runtime/acquire-task")

@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -489,10 +490,16 @@ def test_a_kill_before_vectors_are_asked_for_costs_a_block_and_not_the_run(tmp_p
 
 
 def test_a_partition_that_does_not_look_at_the_ledger_is_caught(tmp_path, monkeypatch):
-    def draw(run, attempt):
-        return run._cohorts.draw(attempt.round, attempt.number, run._participation.block)
+    kept = federation.CohortFederation.draw
 
-    monkeypatch.setattr(federation.CohortFederation, "_next", draw)
+    def draw(self, attempt):
+        whole, self._deployment = self._deployment, replace(self._deployment, run=SimpleNamespace(ledger=None))
+        try:
+            return kept(self, attempt)
+        finally:
+            self._deployment = whole
+
+    monkeypatch.setattr(federation.CohortFederation, "draw", draw)
     with pytest.raises(ConfigError, match="uses each client once"):
         a_kill_before_vectors_are_asked_for_costs_a_block(tmp_path, monkeypatch)
 

@@ -10,12 +10,13 @@ from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import Client, Consistency, Delivery, Enrolment, Roster, Session, crypto, decode_roster
 from d2pfed.secagg.pairwise import keys
-from d2pfed.secagg.pairwise.phases import Confirmed, Finished, Masked
+from d2pfed.secagg.pairwise.phases import Confirmed, Finished, Masked, Shared
 from d2pfed.secagg.wire import MessageKind, kind_of
 from support.decoding import decode_survivors
 from support.evil import LOW_ORDER, VICTIM, Evil, TooFewShares
 from support.federation import MODEL, TASK, enrol, enrolment_secret, make_session, run_round
 from support.rosters import sign_anything
+from support.twins import twin
 
 SIGNED = Consistency.SIGNED
 
@@ -393,8 +394,9 @@ def statement_without_the_context(context, survivors):
     return KEPT["survivors_statement"](bytes(32), survivors)
 
 
-def masks_with_whose_ciphertext_opened(self, local, sharers, opened):
-    return list(opened)
+masks_with_whose_ciphertext_opened = twin(
+    Shared.answer, "in keys.others(local.rank, request.sharers):", "in list(contents):"
+)
 
 
 def signed_by_any_enrolled(session, roster, signed):
@@ -507,7 +509,7 @@ ATTACKS = [
         PLAIN,
         FEW,
         withheld_ciphertexts,
-        "d2pfed.secagg.pairwise.phases.Shared._partners",
+        "d2pfed.secagg.pairwise.phases.Shared.answer",
         masks_with_whose_ciphertext_opened,
         is_refused=False,
     ),

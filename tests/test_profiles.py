@@ -17,7 +17,7 @@ from d2pfed.numerics.model_bytes import decode_model
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import PROFILES, Plan, Policy, PrivacyTarget, Protocol, calibrate, policy
 from d2pfed.plan.policy import Feature, features_of, require_deployable
-from d2pfed.round import Participant, epoch_of, standing
+from d2pfed.round import Participant, epoch_of, session
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.standing.epoch import encode_invitation
 from d2pfed.secagg.trust import Consistency
@@ -26,6 +26,7 @@ from d2pfed.statistics.questions import MEANS, STATISTIC
 from support.enrolled_clients import DIMENSION, anchor_in, directory_of, enrol, make_plan, sign_roster
 from support.federation import enrolment_secret
 from support.malicious_server import LAYOUT, MaliciousServer, add_one
+from support.twins import twin
 
 CLIENTS = 5
 
@@ -220,7 +221,7 @@ def join_colluders(tmp_path, monkeypatch, *skipped) -> bytes:
     server = MaliciousServer(tmp_path, drawn_plan(), roster, train=add_one)
     server.announce(VICTIM)
     with monkeypatch.context() as patched:
-        patched.setattr(standing, "require_standing", nothing)  # the server's own
+        patched.setattr(session, "require_standing", nothing)  # the server's own
         colluding = epoch_of(drawn_plan(), server.run, roster.roster, tuple(range(drawn_plan().quorum)))
     for module, name in skipped:
         monkeypatch.setattr(module, name, nothing)
@@ -237,7 +238,7 @@ def test_standing_keys_under_a_plan_of_drawn_cohorts_are_refused(tmp_path, monke
 
 def test_without_the_table_a_victim_joins_an_epoch_of_colluders(tmp_path, monkeypatch):
     """It is charged for the noise of a drawn cohort, and has its own alone."""
-    skipped = (Policy, "require_served"), (standing, "require_standing")
+    skipped = (Policy, "require_served"), (session, "require_standing")
     assert kind_of(join_colluders(tmp_path, monkeypatch, *skipped)) == MessageKind.STANDING_ADVERT
     plan = drawn_plan()
     release = charged(plan, "a run", 0, 0)
@@ -265,7 +266,10 @@ def test_a_client_refuses_a_request_that_its_settings_do_not_list(tmp_path, monk
     served = [kind for kind in ("training", "statistics", "evaluation") if kind != refused]
     server = MaliciousServer(tmp_path, make_plan(CLIENTS), enrol(tmp_path, CLIENTS, requests=served))
     server.announce()
-    monkeypatch.setattr("d2pfed.deploy.client.require_purpose", nothing)
+    lax = twin(
+        PrivateClient._contribute, "if is_evaluation(settings) != (self.purpose", "if None is (self.purpose"
+    )
+    monkeypatch.setattr(PrivateClient, "_contribute", lax)
     task = encode_task(LAYOUT, settings)
     with pytest.raises(D2PFedError):
         server.attempt(task=task)

@@ -18,19 +18,19 @@ from d2pfed.noise.mechanisms import DDGauss, Shared
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, require_standing
 from d2pfed.round import Attempt, Participant, aggregate, local_sum, run_plan, session_of
-from d2pfed.round.aggregation import Outcome, gather, run_exchange
-from d2pfed.round.invitation import (
-    _drawn,
-    accept_invitation,
-    enrolled_in,
-    require_draw_by_number,
-    require_in_cohort,
-    require_planned_number,
-)
-from d2pfed.round.local_sum import Fidelity, _LocalVectors
+from d2pfed.round.aggregation import Fidelity, Outcome, _LocalVectors, gather, run_exchange
 from d2pfed.round.participant import Batch, Batches, require_clip, require_fixed_clip, toss
-from d2pfed.round.session import delivery_of, rotation_seed, sketch_of
-from d2pfed.round.standing import StandingMemory, StandingRun, StandingSteps, can_stand, epoch_of
+from d2pfed.round.session import (
+    accept_invitation,
+    delivery_of,
+    enrolled_in,
+    epoch_of,
+    require_draw_by_number,
+    require_planned_number,
+    rotation_seed,
+    sketch_of,
+)
+from d2pfed.round.standing import StandingMemory, StandingRun, StandingSteps, can_stand
 from d2pfed.secagg import Delivery, Sum
 from d2pfed.secagg.roster import NO_ROSTER
 from support.rosters import roster_of
@@ -447,13 +447,10 @@ def test_attempts_and_draws_are_those_of_the_plan():
     require_draw_by_number(once, Invited(2, 3, 5), 5)
     with pytest.raises(PeerError, match="is of draw 5, got 16"):
         require_draw_by_number(once, Invited(2, 3, 16), 5)
-    require_in_cohort(2, (1, 2))
-    with pytest.raises(PeerError, match="client 3 is not in the cohort"):
-        require_in_cohort(3, (1, 2))
 
 
 def test_a_listed_cohort_has_no_draw():
-    decoded = "d2pfed.round.invitation.read_invitation"
+    decoded = "d2pfed.round.session.read_invitation"
     for invited in (Invited(draw=1), Invited(block=1)):
         with patch(decoded, lambda *_, invited=invited: invited), pytest.raises(PeerError, match="not drawn here"):
             accept_invitation(make(), b"", 0)
@@ -477,8 +474,11 @@ def test_four_rosters_are_counted_on():
 
 
 def test_a_drawn_cohort_needs_its_opening():
-    with pytest.raises(PeerError, match="needs the opening of its draw"):
-        _drawn(make(sampling="fixed"), Invited(), SimpleNamespace(), 3, 0)
+    with (
+        patch("d2pfed.round.session.read_invitation", lambda *_: Invited()),
+        pytest.raises(PeerError, match="needs the opening of its draw"),
+    ):
+        accept_invitation(make(sampling="fixed"), b"", 0, SimpleNamespace(depth=3))
 
 
 def test_who_answers_badly_is_told_and_the_others_count():
@@ -613,11 +613,12 @@ def test_an_epoch_begins_at_the_step_of_its_attempt():
     """Steps of all rounds are counted in one line, attempts within a round one by one."""
     asked = []
     plan = records_plan()
-    run = SimpleNamespace(plan=plan, run="run", roster=None, epochs=0)
+    wanted = set(range(plan.cohort_size))
+    run = SimpleNamespace(plan=plan, run="run", roster=None, epochs=0, _wanted=wanted, _current=None)
     with patch("d2pfed.round.standing.epoch_of", lambda *_, first, **__: asked.append(first) or 1 / 0):
         for number, attempt in ((0, 0), (2, 1)):
             with pytest.raises(ZeroDivisionError):
-                StandingRun._set_up(run, Attempt("run", number, attempt), tuple(range(plan.cohort_size)))
+                StandingRun.members(run, Attempt("run", number, attempt))
     assert asked == [0, 2 * plan.attempts_per_round + 1]
 
 

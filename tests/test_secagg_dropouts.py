@@ -3,7 +3,7 @@ import pytest
 from campaign_secagg import DELIVERIES, MATRIX, Cell, loss_of, run_cell, sessions
 from d2pfed.errors import TooFewClients
 from d2pfed.secagg import Delivery
-from d2pfed.secagg.pairwise import unmask
+from d2pfed.secagg.pairwise import server
 from support.federation import Federation, make_session, run_round
 
 
@@ -31,19 +31,19 @@ def test_where_everyone_must_deliver_one_missing_client_voids_the_attempt(phase)
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_the_dropout_matrix_notices_a_mask_forgotten_at_unmasking(delivery, monkeypatch):
-    kept = unmask._masks
-    monkeypatch.setattr(unmask, "_masks", lambda *inputs: list(kept(*inputs))[:-1])
+    kept = server._masks
+    monkeypatch.setattr(server, "_masks", lambda *inputs: list(kept(*inputs))[:-1])
     with pytest.raises(AssertionError, match="wrong sum"):
         run_cell(Cell("mask", "none", "before", delivery), size=20, seed=0)
 
 
 def test_the_dropout_matrix_notices_a_mask_of_the_wrong_sign(monkeypatch):
-    kept = unmask._masks
+    kept = server._masks
 
     def swapped(*inputs):
         masks = list(kept(*inputs))
         return [*masks[:-1], (not masks[-1][0], masks[-1][1])]
 
-    monkeypatch.setattr(unmask, "_masks", swapped)
+    monkeypatch.setattr(server, "_masks", swapped)
     with pytest.raises(AssertionError, match="wrong sum"):
         run_cell(Cell("mask", "one", "after", Delivery.QUORUM), size=20, seed=0)

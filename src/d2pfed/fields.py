@@ -125,7 +125,18 @@ def _converted(each: Description, value: object) -> object:
     if each.takes_function and callable(value):
         return value
     if each.type in (int, float):
-        return _number(each, value)
+        rule = "a whole number" if each.type is int else "a number"
+        if not isinstance(value, bool):
+            try:
+                if each.type is int:
+                    return operator.index(value)  # type: ignore[arg-type]
+                if isinstance(value, Real):
+                    return float(value)
+            except TypeError:
+                pass
+            except OverflowError:
+                rule = "a number that a float holds"
+        raise _refused(each, rule, value)
     if isinstance(value, each.type):
         return value
     if issubclass(each.type, Enum):
@@ -135,21 +146,6 @@ def _converted(each: Description, value: object) -> object:
         named = [one.value for one in each.type if not (each.takes_function and one.name == "OWN")]
         raise _refused(each, f"one of {', '.join(named)}{' or a function' * each.takes_function}", value)
     raise _refused(each, f"of the type {each.type.__name__}{' or its name' if each.parse else ''}", value)
-
-
-def _number(each: Description, value: object) -> float:
-    rule = "a whole number" if each.type is int else "a number"
-    if not isinstance(value, bool):
-        try:
-            if each.type is int:
-                return operator.index(value)  # type: ignore[arg-type]
-            if isinstance(value, Real):
-                return float(value)
-        except TypeError:
-            pass
-        except OverflowError:
-            rule = "a number that a float holds"
-    raise _refused(each, rule, value)
 
 
 def _refused(each: Description, rule: str, value: object) -> ConfigError:
@@ -188,14 +184,9 @@ def _check_hints(hints: Mapping[str, Any], given: Mapping[str, object]) -> None:
         if type(value) is not hint and not _fits(value, hint):  # most are of the very type
             is_plain = isinstance(value, (str, Number, NoneType))  # anything else may be long, or somebody's data
             got = told(value) if is_plain else type(value).__name__
-            raise ConfigError(f"{name} must be of the type {_in_words(hint)}, got {got}")
-
-
-def _in_words(hint: Any) -> str:  # noqa: ANN401 - an annotation
-    """Return an annotation without the modules of its classes."""
-    return (
-        hint.__name__ if isinstance(hint, type) and not get_args(hint) else re.sub(r"\b(\w+\.)+\b", "", str(hint))
-    )
+            is_class = isinstance(hint, type) and not get_args(hint)
+            words = hint.__name__ if is_class else re.sub(r"\b(\w+\.)+\b", "", str(hint))  # without modules
+            raise ConfigError(f"{name} must be of the type {words}, got {got}")
 
 
 _LARGEST = Fraction(sys.float_info.max)

@@ -12,7 +12,7 @@ from d2pfed.secagg.pairwise import keys, messages
 from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement
 from d2pfed.secagg.pairwise.messages import EncryptedShares, encode_invitation
 from d2pfed.secagg.pairwise.phases import Confirmed, Masked
-from d2pfed.secagg.pairwise.unmask import Aggregate, unmask
+from d2pfed.secagg.pairwise.server import Aggregate, unmask
 from d2pfed.secagg.shamir import Interpolation
 from d2pfed.secagg.wire import MessageKind, Subset, message, pack_subset, subset_of
 from support.decoding import decode_advertisement, decode_confirmation

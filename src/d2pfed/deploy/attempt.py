@@ -30,7 +30,7 @@ from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.plan import Plan, Policy, Protocol, decode_plan
 from d2pfed.plan.bounds import MOST_ATTEMPTS
 from d2pfed.round import AttemptSession, accept_invitation, enrolled_in, invited_run
-from d2pfed.round.invitation import read_invitation
+from d2pfed.round.session import read_invitation
 from d2pfed.secagg import Client, Contribute, Enrolment, Position, Session, lattice
 from d2pfed.secagg import History as Memory
 from d2pfed.secagg.heads import SlotEnrolment
@@ -93,7 +93,7 @@ class ClientAttempt:
         now = time.time()
         attempt = ClientAttempt.resume(config, SavedPhase("", invitation, now, now + seconds, b""))
         session, plan = attempt.session, attempt.plan
-        if isinstance(session, lattice.Session) and attempt.name not in session.members:
+        if isinstance(session, lattice.Session) and name_of(config, attempt.enrolment) not in session.members:
             raise PeerError(f"client {config.client} is not in the committee that it has computed")
         ClientAccount(config.log, config.budget).require_below_cap(plan, session.run, attempt.history)
 
@@ -123,11 +123,6 @@ class ClientAttempt:
         least = config.policy.least_cohort
         session = accept_invitation(plan, saved.invitation, least, roster, terms.first_draw)
         return ClientAttempt(config, enrolment, history, terms, plan, session, saved)
-
-    @property
-    def name(self) -> int:
-        """What the session calls this client."""
-        return name_of(self.config, self.enrolment)
 
     @property
     def row(self) -> dict[str, object]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -90,39 +91,35 @@ class PrivateClient:
     def _answer(self, kind: RequestKind, data: bytes) -> bytes:
         if kind is RequestKind.PRESENCE:
             return HAS_KEYS if holds_keys(self.config, data) else HAS_NO_KEYS
-        if kind is RequestKind.EXCHANGE:
-            try:
-                request = ExchangeRequest.decode(data, Blobs(self.config.directory))
-            except MissingBlob:
-                return MISSING  # before anything has changed: it is asked again
-            return self._participate(request)
-        announcement = RunAnnouncement.decode(data)
-        SavedPhases(self.config.directory).sweep()
-        sweep_members(self.config)
-        if not accept_run(self.config, announcement):
-            return RunAcceptance(self.config.client, b"").encode()
-        statement = announcement.statement(self.node, self.config.client)
-        signature = b"" if self.config.secret is None else sign(self.config.secret, statement)
-        return RunAcceptance(self.config.client, signature).encode()
-
-    def _participate(self, request: ExchangeRequest) -> bytes:
-        """Answer one frame of an attempt, from the phase that was saved, and save the next one."""
-        if kind_of(request.frame) in STANDING_REQUESTS:
-            return answer_standing(self.config, request.frame, self._contribute)
-        if kind_of(request.frame) in LATTICE_REQUESTS:
+        if kind is RequestKind.ANNOUNCEMENT:
+            announcement = RunAnnouncement.decode(data)
+            SavedPhases(self.config.directory).sweep()
+            sweep_members(self.config)
+            if not accept_run(self.config, announcement):
+                return RunAcceptance(self.config.client, b"").encode()
+            statement = announcement.statement(self.node, self.config.client)
+            signature = b"" if self.config.secret is None else sign(self.config.secret, statement)
+            return RunAcceptance(self.config.client, signature).encode()
+        try:
+            request = ExchangeRequest.decode(data, Blobs(self.config.directory))
+        except MissingBlob:
+            return MISSING  # before anything has changed: it is asked again
+        frame = request.frame
+        if kind_of(frame) in STANDING_REQUESTS:
+            return answer_standing(self.config, frame, self._contribute)
+        if kind_of(frame) in LATTICE_REQUESTS:
             return answer_lattice(self.config, request, self._contribute)
+        # A frame of pair masks is answered from the phase that was saved, and the next one is saved.
         phases = SavedPhases(self.config.directory)
         phases.sweep()
-        if kind_of(request.frame) == MessageKind.INVITATION:
-            attempt = ClientAttempt.begin(self.config, request.frame, request.attempt_seconds)
+        if kind_of(frame) == MessageKind.INVITATION:
+            attempt = ClientAttempt.begin(self.config, frame, request.attempt_seconds)
             if isinstance(attempt.session, lattice.Session):
-                return convene(attempt, request.frame)
+                return convene(attempt, frame)
             phases.sweep(lambda other: other.run == attempt.session.run)
         else:
-            attempt = ClientAttempt.resume(self.config, phases.take(binding_of(request.frame)))
-        answer, state = attempt.answer(
-            request.frame, lambda task, model, group: self._contribute(attempt, task, model, group)
-        )
+            attempt = ClientAttempt.resume(self.config, phases.take(binding_of(frame)))
+        answer, state = attempt.answer(frame, partial(self._contribute, attempt))
         if state is not None:
             phases.save(attempt.session.digest, replace(attempt.saved, state=state))
         return answer
@@ -138,7 +135,8 @@ class PrivateClient:
         """
         layout = Layout.decode(attempt.terms.layout)
         settings = decode_task(task, layout, self.run_config)
-        require_purpose(settings, self.purpose)
+        if is_evaluation(settings) != (self.purpose is Purpose.EVALUATION):  # all clients of a sum do the same
+            raise PeerError(f"a request for {self.purpose} must have a task for it")
         asked = Request.STATISTICS if STATISTIC in settings else Request.TRAINING
         attempt.config.policy.require_request(Request.EVALUATION if is_evaluation(settings) else asked)
         params = decode_model(model, layout.dimension, attempt.plan.download_bits)
@@ -158,7 +156,9 @@ class PrivateClient:
             note(attempt.config.directory, Event.TRAINED)
             return vector
         finally:
-            end_copy(process)
+            # A copy that a user's function has forked and let out would send a second vector with one noise.
+            if os.getpid() != process:
+                os._exit(1)
         nothing = _NoUnits() if attempt.plan.unit is Unit.RECORD else np.zeros_like(params)
         return participant.encode(attempt.session, nothing, group)
 
@@ -204,18 +204,6 @@ def log_error(what: str) -> None:
     """Log the error that is being handled; where a user's function has broken the log, nothing else changes."""
     with suppress(BaseException):
         _log.exception(what)
-
-
-def end_copy(process: int) -> None:
-    """End a process that a user's function has forked and let out: it would send a second vector with one noise."""
-    if os.getpid() != process:
-        os._exit(1)
-
-
-def require_purpose(settings: Mapping[str, object], purpose: Purpose) -> None:
-    """Refuse a task for another function than the one that is called: all clients of a sum do the same."""
-    if is_evaluation(settings) != (purpose is Purpose.EVALUATION):
-        raise PeerError(f"a request for {purpose} must have a task for it")
 
 
 @dataclass(frozen=True, slots=True)

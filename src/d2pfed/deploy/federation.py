@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -108,16 +108,6 @@ class Deployment:
     population: tuple[int, ...]
     draws: Path | None  # the server's file of draws, where the roster has some
 
-    def registry(self, first_draw: int) -> NodeRegistry:
-        """Return the registry of nodes, which announces the run."""
-        signed, enrolled = self.roster, self.enrolled()
-        published = signed.published if signed is not None and isinstance(enrolled, CertifiedRoster) else None
-        known = None if signed is None else signed.roster
-        data = b"" if signed is None else signed.data if published is None else published.head
-        plan, layout = canonical.encode(self.plan), self.layout.encode()
-        announcement = RunAnnouncement(self.run.name, plan, layout, first_draw, data)
-        return NodeRegistry(self.transport, announcement, frozenset(self.population), known, published)
-
     def enrolled(self) -> Roster | CertifiedRoster | None:
         """Return who is enrolled, with all certificates in the lattice protocol, whose clients hold no roster."""
         if self.roster is None or self.plan.protocol is not Protocol.LATTICE:
@@ -126,29 +116,61 @@ class Deployment:
             raise ConfigError("the lattice protocol needs roster.head and roster.certificates beside the roster")
         return self.roster.published.certified
 
-    def memory(self) -> Positions | None:
-        """Return the server's memory of its clients' positions; None where nobody is enrolled."""
-        if self.roster is None:
-            return None
-        roster = self.roster.roster
-        return Positions(self.positions / f"positions-{roster.authority.hex()[:16]}", roster.keys)
-
     def task(self, number: int) -> bytes:
         """Return what clients are told to do in a round."""
         return encode_task(self.layout, {**self.config, "server-round": number + 1}, dict(self.run_config))
 
-    def wait(
-        self, registry: NodeRegistry, attempt: Attempt, wanted: Sequence[int], cohort: int, joining: float
+
+class _Federation:
+    """What both kinds of federation have: which nodes are there, and the exchanges with them."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        first_draw: int = 0,
+        before: Callable[[MessageKind], None] = ignore,
+        *,
+        members: int | None = None,
+        needs_all: bool = False,
     ) -> None:
+        plan, signed = deployment.plan, deployment.roster
+        self._deployment, self._plan, self._roster = deployment, plan, deployment.enrolled()
+        published = None if signed is None or not isinstance(self._roster, CertifiedRoster) else signed.published
+        data = b"" if signed is None else signed.data if published is None else published.head
+        texts = canonical.encode(plan), deployment.layout.encode()
+        announcement = RunAnnouncement(deployment.run.name, *texts, first_draw, data)
+        roster, population = None if signed is None else signed.roster, frozenset(deployment.population)
+        self._registry = NodeRegistry(deployment.transport, announcement, population, roster, published)
+        self._exchange = ClientExchange(
+            deployment.transport,
+            self._registry.nodes,
+            deployment.deadlines,
+            before,
+            plan.quorum,
+            members=members,
+            needs_all=needs_all,
+        )
+        self._positions: Positions | None = None  # the server's memory of where enrolled clients stand
+        if roster is not None:
+            file = deployment.positions / f"positions-{roster.authority.hex()[:16]}"
+            self._positions = Positions(file, roster.keys)
+
+    def _wait(self, attempt: Attempt, wanted: Sequence[int], cohort: int, joining: float) -> None:
         """Wait for the clients of an attempt, and refuse to go on without a quorum."""
-        there = registry.wait_for(wanted, replace(self.deadlines, joining=joining), self.plan.quorum)
-        if len(there) < self.plan.quorum:
-            refusals = registry.refusals()
+        deadlines, quorum = self._deployment.deadlines, self._plan.quorum
+        there = self._registry.wait_for(wanted, replace(deadlines, joining=joining), quorum)
+        if len(there) < quorum:
+            refusals = self._registry.refusals()
             raise TooFewClients(
-                f"round {attempt.round + 1} needs {self.plan.quorum} of {cohort} clients, {len(there)} came within "
-                f"{self.deadlines.joining:g} s; {refusals + '; ' if refusals else ''}start again to go on",
+                f"round {attempt.round + 1} needs {quorum} of {cohort} clients, {len(there)} came within "
+                f"{deadlines.joining:g} s; {refusals + '; ' if refusals else ''}start again to go on",
                 there,
             )
+        self._exchange.stats.clear()
+
+    def exchanges(self) -> tuple[ExchangeRecord, ...]:
+        """Return the exchanges of the last attempt."""
+        return tuple(self._exchange.stats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,82 +184,62 @@ class CohortDraw:
     order: tuple[ClientId, ...] = ()  # of the draw: its first clients are the committee
 
 
-class CohortSource:
-    """Gives each attempt its cohort.
+class CohortFederation(_Federation):
+    """Clients with keys for each attempt: a drawn cohort is asked, or once and a committee again (`round.Attempts`).
 
-    Under a roster with draws every client computes it too, from what the server has committed to; otherwise the server
-    draws by itself. Guarantee: which draws a run may use is on the disk before its first invitation.
+    Under a roster with draws every client computes its cohort too, from what the server has committed to; otherwise the
+    server draws by itself. Guarantee: which draws a run may use is on the disk before its first invitation.
     """
 
-    def __init__(self, deployment: "Deployment") -> None:
-        run, signed, self._plan = deployment.run, deployment.roster, deployment.plan
-        self._population = deployment.population
-        self._secret = Cohorts(self._plan.sampling, run.directory.identity().cohorts)
-        self._is_once = self._plan.sampling.method is Sampling.ONCE
+    def __init__(self, deployment: Deployment) -> None:
+        plan, run, signed = deployment.plan, deployment.run, deployment.roster
+        deployment.enrolled()  # refuses a roster without certificates before draws are used up
+        self._is_once = plan.sampling.method is Sampling.ONCE
+        self._secret = Cohorts(plan.sampling, run.directory.identity().cohorts)
         self._verified: tuple[Draws, Roster] | None = None
-        self.first_draw = 0  # of this run, which its announcement states
+        self._first_draw = 0  # of this run, which its announcement states
         if signed is not None and signed.roster.depth is not None:
             if deployment.draws is None:
                 raise ConfigError("a roster with draws needs the server's own file of them: `draws`")
             draws = Draws(deployment.draws, signed.roster)
-            self.first_draw = draws.reserve(
-                run.name, 1 if self._is_once else self._plan.rounds * self._plan.attempts_per_round
+            self._first_draw = draws.reserve(
+                run.name, 1 if self._is_once else plan.rounds * plan.attempts_per_round
             )
             self._verified = draws, signed.roster
-
-    def draw(self, number: int, attempt: int, block: int) -> CohortDraw:
-        """Return who is asked in an attempt at a round; `block` counts under `once` only."""
-        if self._verified is None:
-            return CohortDraw(
-                tuple(self._population[place] for place in self._secret.draw(number, attempt, block))
-            )
-        draws, roster = self._verified
-        block = block if self._is_once else 0
-        draw = self.first_draw + (0 if self._is_once else number * self._plan.attempts_per_round + attempt)
-        opening = draws.tree.open(draw)
-        key = draw_key(roster.digest, draw, opening.seed)
-        order = draw_order(key, roster.clients, self._plan.sampling, block)
-        return CohortDraw(tuple(sorted(order)), draw, block, opening, order)
-
-
-class CohortFederation:
-    """Clients with keys for each attempt: a drawn cohort is asked, or once and a committee again (`round.Attempts`)."""
-
-    def __init__(self, deployment: Deployment) -> None:
-        self._deployment = deployment
-        self._plan, self._roster = deployment.plan, deployment.enrolled()
-        self._cohorts = CohortSource(deployment)
-        self._participation = ParticipationLog(deployment.run.directory)
-        self._registry = deployment.registry(self._cohorts.first_draw)
-        committee = self._plan.committee
-        self._exchange = ClientExchange(
-            deployment.transport,
-            self._registry.nodes,
-            deployment.deadlines,
-            self._before,
-            self._plan.quorum,
-            members=None if committee is None else committee.least,
+        self._participation = ParticipationLog(run.directory)
+        super().__init__(
+            deployment,
+            self._first_draw,
+            lambda kind: self._participation.note(blocks=int(self._is_once and kind in _VECTORS)),
+            members=None if plan.committee is None else plan.committee.least,
         )
         self._drawn = CohortDraw(())
 
     def draw(self, attempt: Attempt) -> tuple[int, ...]:
         """Return the cohort of an attempt, once enough of it is there."""
-        self._drawn = self._next(attempt)
+        self._drawn, ledger = self._draw(attempt), self._deployment.run.ledger
+        if self._is_once and ledger is not None:  # a block that no charged attempt has, noted or not
+            while any(ledger.participations(attempt.run, self._drawn.cohort).values()):
+                self._participation.note(blocks=1)
+                self._drawn = self._draw(attempt)
         cohort = self._drawn.cohort
         wanted = [client for client in cohort if client not in self._participation.excluded]
-        self._deployment.wait(self._registry, attempt, wanted, len(cohort), self._deployment.deadlines.joining)
-        self._exchange.stats.clear()
+        self._wait(attempt, wanted, len(cohort), self._deployment.deadlines.joining)
         return cohort
 
-    def _next(self, attempt: Attempt) -> CohortDraw:
-        """Return the draw of an attempt; of a partition a block that no charged attempt has, noted or not."""
-        drawn = self._cohorts.draw(attempt.round, attempt.number, self._participation.block)
-        ledger = self._deployment.run.ledger
-        if self._plan.sampling.method is Sampling.ONCE and ledger is not None:
-            while any(ledger.participations(attempt.run, drawn.cohort).values()):
-                self._participation.note(blocks=1)
-                drawn = self._cohorts.draw(attempt.round, attempt.number, self._participation.block)
-        return drawn
+    def _draw(self, attempt: Attempt) -> CohortDraw:
+        """Return whom an attempt asks by its number and, under `once`, the block that is next."""
+        block = self._participation.block
+        if self._verified is None:
+            places = self._secret.draw(attempt.round, attempt.number, block)
+            return CohortDraw(tuple(self._deployment.population[place] for place in places))
+        draws, roster = self._verified
+        steps = attempt.round * self._plan.attempts_per_round + attempt.number
+        draw, block = (self._first_draw, block) if self._is_once else (self._first_draw + steps, 0)
+        opening = draws.tree.open(draw)
+        key = draw_key(roster.digest, draw, opening.seed)
+        order = draw_order(key, roster.clients, self._plan.sampling, block)
+        return CohortDraw(tuple(sorted(order)), draw, block, opening, order)
 
     def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> AttemptSession:
         """Return the session of an attempt, bound to the roster and its draw, by its own names of clients."""
@@ -253,7 +255,7 @@ class CohortFederation:
         self, session: AttemptSession, model: FloatVector, _participations: Mapping[int, int]
     ) -> BlameTracking:
         """Run the protocol's exchanges; clients count their participations themselves."""
-        positions = self._deployment.memory()
+        positions = self._positions
         invite = Invite(
             roster=self._roster,
             opening=self._drawn.opening,
@@ -276,39 +278,21 @@ class CohortFederation:
             raise
         return BlameTracking(gathered, self._participation, gathered.survivors)
 
-    def exchanges(self) -> tuple[ExchangeRecord, ...]:
-        """Return the exchanges of the last attempt."""
-        return tuple(self._exchange.stats)
 
-    def _before(self, kind: MessageKind) -> None:
-        if kind in _VECTORS and self._plan.sampling.method is Sampling.ONCE:
-            self._participation.note(blocks=1)
-
-
-class StandingFederation:
+class StandingFederation(_Federation):
     """Silos with standing keys, all of a roster, asked in every round by one exchange (`round.Attempts`)."""
 
     def __init__(self, deployment: Deployment) -> None:
-        self._deployment = deployment
-        roster, positions, run = deployment.roster, deployment.memory(), deployment.run
+        super().__init__(deployment, needs_all=True)
+        roster, positions, run = deployment.roster, self._positions, deployment.run
         if roster is None or positions is None:
             raise ConfigError("standing keys are for enrolled silos, got no roster")
-        silos = roster.roster.clients
-        self._registry = deployment.registry(0)
-        self._exchange = ClientExchange(
-            deployment.transport,
-            self._registry.nodes,
-            deployment.deadlines,
-            ignore,
-            deployment.plan.quorum,
-            needs_all=True,
-        )
         numbers = run.directory.path / _EPOCHS
         self._standing = StandingRun(
             plan=deployment.plan,
             run=run.name,
             roster=roster.roster,
-            silos=silos,
+            silos=roster.roster.clients,
             exchange=self._exchange,
             presence=self._exchange.ask_presence,
             remembered=positions.latest(),
@@ -324,8 +308,7 @@ class StandingFederation:
         deadlines, silos = self._deployment.deadlines, self._standing.silos
         is_patient = self._standing.attempts == 0 or attempt.number > 0
         joining = deadlines.joining if is_patient else deadlines.poll
-        self._deployment.wait(self._registry, attempt, silos, len(silos), joining)
-        self._exchange.stats.clear()
+        self._wait(attempt, silos, len(silos), joining)
         return self._standing.members(attempt)
 
     def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> standing.Step:
@@ -344,15 +327,7 @@ class StandingFederation:
             _log.warning(
                 "round %d, attempt %d is void and stays charged: %s; so far %d attempts of which %d void: all %d are "
                 "charged against the server",
-                session.round + 1,
-                session.attempt,
-                lack,
-                self._standing.attempts,
-                self._standing.void,
-                self._standing.attempts,
+                *(session.round + 1, session.attempt, lack),
+                *(self._standing.attempts, self._standing.void, self._standing.attempts),
             )
             raise
-
-    def exchanges(self) -> tuple[ExchangeRecord, ...]:
-        """Return the exchanges of the last attempt."""
-        return tuple(self._exchange.stats)

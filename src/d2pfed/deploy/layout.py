@@ -176,7 +176,9 @@ def decode_task(
     or settings do not cancel. Checked: test_flower_malicious_server.py::test_other_names_for_other_clients_give_no_sum.
     """
     size = int.from_bytes(task[:4], "little")
-    require_layout(task[4 : 4 + size], layout)
+    # No other arrays are trained than those that were announced.
+    if task[4 : 4 + size] != layout.encode().encode():
+        raise PeerError("a task must be for the layout that the run was announced with")
     try:
         config = json.loads(task[4 + size :])
     except (ValueError, RecursionError):
@@ -188,20 +190,10 @@ def decode_task(
         items = value if isinstance(value, list) else [value]
         if not all(isinstance(item, (bool, int, float, str)) for item in items) or len(set(map(type, items))) > 1:
             raise PeerError("a training configuration must be a flat JSON object")
-    require_run_config(sent_run_config, run_config)
-    return config
-
-
-def require_layout(sent: bytes, announced: Layout) -> None:
-    """Refuse to train other arrays than those this run was announced with."""
-    if sent != announced.encode().encode():
-        raise PeerError("a task must be for the layout that the run was announced with")
-
-
-def require_run_config(sent: object, own: Mapping[str, object]) -> None:
-    """Refuse to train under another configuration of the run than all others: by itself it is not in the context."""
-    if json.dumps(sent, sort_keys=True) != json.dumps(dict(own), sort_keys=True):
+    # All train under one configuration of the run, which by itself is not in the context.
+    if json.dumps(sent_run_config, sort_keys=True) != json.dumps(dict(run_config), sort_keys=True):
         raise PeerError(
             "the configuration of the run must be that of the task: the server starts with "
             "run_config=context.run_config"
         )
+    return config

@@ -175,7 +175,10 @@ def _begin(config: ClientConfig, invitation: bytes) -> bytes:
     def require(history: ClientHistory) -> None:
         ClientAccount(config.log, config.budget).require_below_cap(plan, epoch.run, history)
         standing.require_first_is_new(epoch.first, charged_steps(history, epoch))
-        require_later_epoch(history, epoch)
+        begun = [body.get("epoch") for body in history.bodies(Entry.BEGUN) if body["run"] == epoch.run]
+        last = max((number for number in begun if isinstance(number, int)), default=-1)
+        if epoch.epoch <= last:  # stale, or repeated
+            raise PeerError(f"epoch {epoch.epoch} of run {epoch.run} is stale: epoch {last} has begun here")
         require_beginnings_left(history, epoch.run, plan)
 
     row = {
@@ -196,14 +199,6 @@ def _begin(config: ClientConfig, invitation: bytes) -> bytes:
         lambda data: standing.decode_invitation(split(data)[0]).run == epoch.run,
     )
     return answer
-
-
-def require_later_epoch(history: ClientHistory, epoch: standing.Epoch) -> None:
-    """Refuse an epoch that is not later than all that this silo has begun in its run: stale, or repeated."""
-    begun = [body.get("epoch") for body in history.bodies(Entry.BEGUN) if body["run"] == epoch.run]
-    last = max((number for number in begun if isinstance(number, int)), default=-1)
-    if epoch.epoch <= last:
-        raise PeerError(f"epoch {epoch.epoch} of run {epoch.run} is stale: epoch {last} has begun here")
 
 
 def charged_steps(history: ClientHistory, epoch: standing.Epoch) -> frozenset[int]:

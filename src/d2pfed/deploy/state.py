@@ -68,7 +68,15 @@ class AcceptedRuns:
         with locked(self._runs / "lock"):
             before = self._read(run)
             if before is None:
-                self._make_room(len(text), begun)
+                # Forget runs, as far as one more needs it: first those in which nothing was begun, then the idle ones.
+                places = {self.file(run): place for run, place in begun.items()}
+                found = {file: file.stat() for file in self._runs.iterdir() if file.suffix == ".json"}
+                count, total = len(found) + 1, len(text) + sum(each.st_size for each in found.values())
+                for file in sorted(found, key=lambda file: (places.get(file, -1), found[file].st_mtime_ns)):
+                    if count <= MAX_RUNS and total <= MAX_RUNS_BYTES:
+                        break
+                    file.unlink()
+                    count, total = count - 1, total - found[file].st_size
             elif (before.plan, before.layout) != (terms.plan, terms.layout):  # it would be another run
                 raise PeerError(f"run {run} was announced with another plan or layout before")
             elif before.roster == terms.roster and before.first_draw != terms.first_draw:
@@ -96,17 +104,6 @@ class AcceptedRuns:
         found = json.loads(text)
         roster, allowed = bytes.fromhex(found["roster"]), bytes.fromhex(found["allowed"])
         return RunTerms(found["plan"], found["layout"], found["first_draw"], roster, allowed)
-
-    def _make_room(self, size: int, begun: Mapping[str, int]) -> None:
-        """Forget runs, as far as one more needs it: first those in which nothing was begun, then the longest idle."""
-        places = {self.file(run): place for run, place in begun.items()}
-        found = {file: file.stat() for file in self._runs.iterdir() if file.suffix == ".json"}
-        count, total = len(found) + 1, size + sum(each.st_size for each in found.values())
-        for file in sorted(found, key=lambda file: (places.get(file, -1), found[file].st_mtime_ns)):
-            if count <= MAX_RUNS and total <= MAX_RUNS_BYTES:
-                break
-            file.unlink()
-            count, total = count - 1, total - found[file].st_size
 
     def file(self, run: str) -> Path:
         """Return where the terms of a run are kept."""

@@ -266,7 +266,13 @@ class NodeRegistry:
                 self._failed.add(node)
                 continue
             try:
-                self._take(node, RunAcceptance.decode(answer), seconds)
+                accepted = RunAcceptance.decode(answer)
+                if self.published is not None and not accepted.signature and node not in self._slipped:
+                    self._slipped.add(node)  # it asks for its slip, which tells nothing secret
+                    slip = self.published.slip(accepted.client)
+                    self._announce(node, replace(self.announcement, slip=slip).encode(), seconds)
+                else:
+                    self._identify(node, accepted)
             except PeerError as error:
                 self.transport.refuse(_ANNOUNCEMENT, node, "identity", error)
 
@@ -276,14 +282,6 @@ class NodeRegistry:
             self._asked.add(node)
             self._waiting[request] = node
             self._since[request] = time.monotonic()
-
-    def _take(self, node: int, answer: RunAcceptance, seconds: float) -> None:
-        """Send a client its slip if it asks for one, which tells nothing secret; else note which client it is."""
-        if self.published is None or answer.signature or node in self._slipped:
-            return self._identify(node, answer)
-        self._slipped.add(node)
-        slip = self.published.slip(answer.client)
-        return self._announce(node, replace(self.announcement, slip=slip).encode(), seconds)
 
     def _identify(self, node: int, answer: RunAcceptance) -> None:
         """Note which client a node speaks for, by its signature where clients are enrolled."""
@@ -316,9 +314,7 @@ class ClientExchange:
     stats: list[ExchangeRecord] = field(default_factory=list)
     _sent_bytes: int = 0
     _slowest: float = 0.0  # seconds of the slowest vector so far
-    _held: dict[int, bytes] = field(
-        default_factory=dict
-    )  # by node, the digest of the blob that it has answered to
+    _held: dict[int, bytes] = field(default_factory=dict)  # by node, the digest of the blob that it has answered
 
     def __call__(self, requests: Mapping[ClientId, bytes]) -> Iterator[tuple[ClientId, bytes]]:
         """Send each request to its client's node and yield the answers that come before the deadline."""
@@ -336,6 +332,7 @@ class ClientExchange:
             # One by one: a cohort's models sent at once would be held in memory together.
             clients |= self._send(client, frame, kind, seconds)
             stats = replace(stats, name=kind.name, seconds=seconds)
+        enough = self.quorum if kind in _TRAINING else None if self.needs_all else self.members or self.quorum
         waiting = {request: self.nodes[client] for request, client in clients.items()}
         begun = time.monotonic()  # of the last request, which had to wait for the others
         until = begun + stats.seconds
@@ -355,15 +352,10 @@ class ClientExchange:
                 )
                 if kind in _TRAINING and self.needs_all:
                     self._slowest = max(self._slowest, time.monotonic() - begun)
-                if stats.answered == self._enough(kind):
+                if stats.answered == enough:
                     until = self.deadlines.after_quorum(begun, until, self._slowest)
                 yield client, answer
         self.stats.append(replace(stats, seconds=time.monotonic() - start, sent_bytes=self._sent_bytes))
-
-    def _enough(self, kind: MessageKind) -> int | None:
-        if kind in _TRAINING:
-            return self.quorum
-        return None if self.needs_all else self.members or self.quorum
 
     def carry(self, model: FloatVector, bits: int) -> bytes:
         """Return the model's bytes, which the next exchanges carry; `bits` are of each parameter.

@@ -13,7 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
-from zipfile import ZipFile, ZipInfo
+from zipfile import ZipFile
 
 from flwr.clientapp import ClientApp
 
@@ -31,7 +31,10 @@ def loaded(content: bytes, place: Path) -> Iterator[ClientApp]:
     """
     with TemporaryDirectory(dir=place) as fresh:  # for its owner alone
         names = unpack(content, Path(fresh))
-        require_unloaded(names)
+        if there := sorted(names & set(sys.modules)):  # the app would get that module in place of its own
+            raise PeerError(
+                f"an app's modules must have names of their own, and this process has loaded {there[0]!r}"
+            )
         own = OwnModules(fresh, names)
         sys.meta_path.insert(0, own)
         sys.path.insert(0, fresh)  # for processes that the app itself starts
@@ -56,8 +59,13 @@ def unpack(content: bytes, directory: Path) -> frozenset[str]:
     """Write a bundle's files into a fresh directory; return the first names of its modules."""
     with ZipFile(BytesIO(content)) as archive:
         entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+        # Plain files below the bundle, and none that Python would run in place of its source.
         for entry in entries:
-            require_plain(entry)
+            parts = entry.filename.replace("\\", "/").split("/")
+            is_file = stat.S_IFMT(entry.external_attr >> 16) in (0, stat.S_IFREG)
+            if {"", ".", ".."} & set(parts) or not is_file or parts[-1].endswith(_COMPILED):
+                name = entry.filename[:80]
+                raise PeerError(f"an app's bundle must hold plain files and no compiled ones, got {name!r}")
         for entry in entries:
             file = directory / entry.filename
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -66,20 +74,6 @@ def unpack(content: bytes, directory: Path) -> frozenset[str]:
     return frozenset(
         entry.filename.partition("/")[0].removesuffix(".py") for entry in entries if entry.filename.endswith(".py")
     )
-
-
-def require_plain(entry: ZipInfo) -> None:
-    """Refuse what is no plain file below the bundle, and what Python would run in place of the source beside it."""
-    parts = entry.filename.replace("\\", "/").split("/")
-    is_file = stat.S_IFMT(entry.external_attr >> 16) in (0, stat.S_IFREG)
-    if {"", ".", ".."} & set(parts) or not is_file or parts[-1].endswith(_COMPILED):
-        raise PeerError(f"an app's bundle must hold plain files and no compiled ones, got {entry.filename[:80]!r}")
-
-
-def require_unloaded(names: frozenset[str]) -> None:
-    """Refuse a bundle with a module whose name another has already in this process: the app would get that one."""
-    if there := sorted(names & set(sys.modules)):
-        raise PeerError(f"an app's modules must have names of their own, and this process has loaded {there[0]!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,9 +55,23 @@ def private(message: Message, context: Context, train: Train) -> Message:
         config = ConfigRecord(dict(settings))  # type: ignore[arg-type]  # decode_task admits Flower's types only
         message.content = RecordDict({"arrays": to_array_record(model), "config": config})
         returned = train(message, context).content
-        if is_evaluation(settings):  # clipped, noised, masked and charged as an update is, whatever it returns
-            return model | {STATISTIC: answer_question(settings, returned).astype(np.float32)}
-        return to_named_arrays(_only(returned.array_records, "training function", "arrays"), arrays)
+        if not is_evaluation(settings):
+            return to_named_arrays(_only(returned.array_records, "training function", "arrays"), arrays)
+        # The vector that answers the question: clipped, noised, masked and charged as an update is, whatever it is.
+        question = question_of(settings)
+        if isinstance(question, MetricMeans):
+            found = _only(returned.metric_records, "evaluation", "metrics")
+            numbers = {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
+            if _EXAMPLES not in numbers:
+                raise ConfigError(f"an evaluation must return {_EXAMPLES} among its metrics")
+            vector = question.encode(numbers, numbers[_EXAMPLES])
+        else:
+            scored = _only(returned.array_records, "evaluation", "arrays")
+            if not {"scores", "labels"} <= set(scored):
+                raise ConfigError("an evaluation of scores must return the arrays scores and labels")
+            scores, labels = (np.asarray(scored[name].numpy(), np.float64) for name in ("scores", "labels"))
+            vector = question.encode(scores, labels)
+        return model | {STATISTIC: vector.astype(np.float32)}
 
     return _answer(message, context, call)
 
@@ -97,21 +111,6 @@ class _RecordAnswers:
                 scores, label = found
                 vector = self.question.encode(np.asarray(scores, np.float64)[None], np.asarray([label]))
             yield vector.astype(np.float32)[None]
-
-
-def answer_question(settings: Mapping[str, object], returned: RecordDict) -> NDArray[np.float64]:
-    """Return the vector that answers a question, out of what the client's `evaluate` function returned."""
-    question = question_of(settings)
-    if isinstance(question, MetricMeans):
-        found = _only(returned.metric_records, "evaluation", "metrics")
-        numbers = {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
-        if _EXAMPLES not in numbers:
-            raise ConfigError(f"an evaluation must return {_EXAMPLES} among its metrics")
-        return question.encode(numbers, numbers[_EXAMPLES])
-    arrays = _only(returned.array_records, "evaluation", "arrays")
-    if not {"scores", "labels"} <= set(arrays):
-        raise ConfigError("an evaluation of scores must return the arrays scores and labels")
-    return question.encode(*(np.asarray(arrays[name].numpy(), np.float64) for name in ("scores", "labels")))
 
 
 def question_of(settings: Mapping[str, object]) -> MetricMeans | ScoreMetrics:

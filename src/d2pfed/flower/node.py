@@ -17,8 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,9 +31,9 @@ from d2pfed.deploy.transport import Pace
 from d2pfed.errors import ConfigError, D2PFedError
 from d2pfed.ledger.files import create_file
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy
-from d2pfed.plan import Plan, PrivacyTarget, ProtocolChoice, calibrate
+from d2pfed.plan import PrivacyTarget, ProtocolChoice, calibrate
 from d2pfed.round import Attempt, Participant, gather, session_of
-from d2pfed.round.aggregation import InProcess, Machine
+from d2pfed.round.aggregation import InProcess
 
 if TYPE_CHECKING:
     from d2pfed.flower.runtime import AppSource, Runtime
@@ -56,9 +55,10 @@ def require_flower(found: str) -> None:
 
 def rehearse() -> None:
     """Run private sums between made-up clients in this process: what they load and compile, no message has to."""
+    update = np.zeros(1024, np.float32)
     for protocol, count in ((ProtocolChoice.PAIRWISE, 3), (ProtocolChoice.LATTICE, 24)):
         target = PrivacyTarget(
-            dimension=1024,
+            dimension=update.size,
             population=count,
             cohort_size=count,
             rounds=1,
@@ -70,18 +70,13 @@ def rehearse() -> None:
             colluders=0.0,
             protocol=protocol,
         )
-        _rehearse(calibrate(target))
-
-
-def _rehearse(plan: Plan) -> None:
-    session = session_of(plan, Attempt("rehearsal", 0, 0), tuple(range(plan.cohort_size)))
-    update = np.zeros(plan.dimension, np.float32)
-
-    def join(client: int) -> Machine:
-        participant = Participant(plan=plan, client=client, entropy=Entropy.system(), participations=0)
-        return participant.join(session, lambda _task, _model: update)
-
-    gather(session, b"", InProcess(join).exchange).unmask()
+        plan = calibrate(target)
+        session = session_of(plan, Attempt("rehearsal", 0, 0), tuple(range(count)))
+        machines = {}
+        for client in session.cohort:
+            own = Participant(plan=plan, client=client, entropy=Entropy.system(), participations=0)
+            machines[client] = own.join(session, lambda _task, _model: update)
+        gather(session, b"", InProcess(machines.__getitem__).exchange).unmask()
 
 
 def reseed() -> None:
@@ -116,60 +111,51 @@ def serve(runtime: "Runtime", source: "AppSource", supernode: "subprocess.Popen[
     """
     from d2pfed.flower.runtime import acquire  # noqa: PLC0415 - after the version is known
 
-    client, pace, forks = runtime.client(None), Pace(_LONGEST_PAUSE), Forks()
+    client, pace, begun = runtime.client(None), Pace(_LONGEST_PAUSE), dict[int, float]()
     try:
         while supernode is None or supernode.poll() is None:
-            forks.reap()
+            for child in list(begun):
+                ended, status, used = os.wait4(child, os.WNOHANG)
+                if ended:
+                    seconds = time.monotonic() - begun.pop(child)
+                    _log.info("a message took %.2f s (%.2f s of a core)", seconds, used.ru_utime + used.ru_stime)
+                    if code := os.waitstatus_to_exitcode(status):
+                        _log.error(
+                            "its process ended with %d; the SuperNode notices by its missing heartbeat", code
+                        )
             token = acquire(client)
             if token is None:
                 pace.pause(_LONGEST_PAUSE)
             else:
                 pace.hurry()
-                forks.start(runtime, token, source)
+                begun[fork(runtime, token, source)] = time.monotonic()
     finally:
-        for child in forks.begun:
+        for child in begun:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Forks:
-    """The processes that answer messages: each starts with all that is loaded here, and leaves nothing behind."""
+def fork(runtime: "Runtime", token: str, source: "AppSource") -> int:
+    """Answer a message in a process of its own, which starts with all that is loaded here and ends when it has."""
+    from d2pfed.flower.runtime import answer  # noqa: PLC0415
 
-    begun: dict[int, float] = field(default_factory=dict)
-
-    def start(self, runtime: "Runtime", token: str, source: "AppSource") -> None:
-        """Answer a message in a process of its own, which ends when it has."""
-        from d2pfed.flower.runtime import answer  # noqa: PLC0415
-
-        parent, child = os.getpid(), os.fork()
-        if child:
-            self.begun[child] = time.monotonic()
-            return
-        code = 1
-        try:
-            follow(parent, signal.SIGKILL)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            reseed()
-            answer(runtime, token, source)
-            code = 0
-        except BaseException:  # noqa: BLE001 - a fork must end here, whatever happens
-            _log.exception("a message was not answered")
-        finally:
-            with suppress(BaseException):  # an app may have closed them
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(code)
-
-    def reap(self) -> None:
-        """Take note of those that have ended."""
-        for child in list(self.begun):
-            ended, status, used = os.wait4(child, os.WNOHANG)
-            if ended:
-                seconds = time.monotonic() - self.begun.pop(child)
-                _log.info("a message took %.2f s (%.2f s of a core)", seconds, used.ru_utime + used.ru_stime)
-                if code := os.waitstatus_to_exitcode(status):
-                    _log.error("its process ended with %d; the SuperNode notices by its missing heartbeat", code)
+    parent, child = os.getpid(), os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        follow(parent, signal.SIGKILL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        reseed()
+        answer(runtime, token, source)
+        code = 0
+    except BaseException:  # noqa: BLE001 - a fork must end here, whatever happens
+        _log.exception("a message was not answered")
+    finally:
+        with suppress(BaseException):  # an app may have closed them
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
 
 
 @contextmanager
@@ -196,58 +182,6 @@ def started_supernode(arguments: Sequence[str]) -> Iterator[tuple[str, bytes, "s
 def main() -> None:
     """Run the command."""
     arguments = sys.argv[1:]
-    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    try:
-        require_flower(version("flwr"))
-        if arguments[:1] == [_SUPERNODE]:
-            from d2pfed.flower.runtime import run_supernode  # noqa: PLC0415
-
-            follow(os.getppid(), signal.SIGTERM)
-            run_supernode(arguments[1:])
-            return
-        split = arguments.index("--") if "--" in arguments else len(arguments)
-        chosen, supernode = _parse(arguments[:split]), arguments[split + 1 :]
-        if bool(supernode) == (chosen.runtime is not None):
-            raise ConfigError("either --runtime ADDRESS or, after --, the arguments of a SuperNode to start")
-        log, handler = logging.getLogger("d2pfed"), logging.StreamHandler()  # Flower shows its own log
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        log.addHandler(handler)
-        log.setLevel(logging.INFO)
-        bypass_proxies()
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        if supernode:
-            with started_supernode(supernode) as (address, secret, process):
-                _serve(chosen, address, None, secret, process)
-                sys.exit(process.returncode)
-        files = (chosen.root_certificates, chosen.secret)
-        certificates, shown = (None if file is None else file.read_bytes() for file in files)
-        _serve(chosen, chosen.runtime, certificates, shown, None)
-    except D2PFedError as error:
-        sys.exit(f"d2pfed-node: {error}")
-
-
-def _serve(
-    chosen: argparse.Namespace,
-    address: str,
-    certificates: bytes | None,
-    secret: bytes | None,
-    process: "subprocess.Popen[bytes] | None",
-) -> None:
-    from d2pfed.flower.runtime import LocalApp, PinnedApp, Runtime  # noqa: PLC0415
-
-    runtime = Runtime(address, certificates, secret)
-    with tempfile.TemporaryDirectory() as place:  # outlives forks that are killed, and what they have unpacked
-        source = PinnedApp(chosen.fab_sha256, Path(place)) if chosen.app is None else LocalApp(chosen.app)
-        if isinstance(source, LocalApp):
-            source.preload()
-        rehearse()
-        for name in ["d2pfed.flower.client", *chosen.preload.split(",")]:
-            if name and find_spec(name.partition(".")[0]) is not None:  # what is not installed is left out
-                importlib.import_module(name)
-        serve(runtime, source, process)
-
-
-def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="d2pfed-node", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -260,7 +194,51 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "--root-certificates", type=Path, help="of the runtime API; without: plain HTTP, on loopback only"
     )
     parser.add_argument("--preload", default="torch", help="modules to load once, with commas; default: torch")
-    return parser.parse_args(arguments)
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    try:
+        require_flower(version("flwr"))
+        if arguments[:1] == [_SUPERNODE]:
+            from d2pfed.flower.runtime import run_supernode  # noqa: PLC0415
+
+            follow(os.getppid(), signal.SIGTERM)
+            run_supernode(arguments[1:])
+            return
+        split = arguments.index("--") if "--" in arguments else len(arguments)
+        chosen, supernode = parser.parse_args(arguments[:split]), arguments[split + 1 :]
+        if bool(supernode) == (chosen.runtime is not None):
+            raise ConfigError("either --runtime ADDRESS or, after --, the arguments of a SuperNode to start")
+        log, handler = logging.getLogger("d2pfed"), logging.StreamHandler()  # Flower shows its own log
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        bypass_proxies()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        process: subprocess.Popen[bytes] | None = None
+        files = (chosen.root_certificates, chosen.secret)
+        with ExitStack() as stack:
+            if supernode:
+                address, secret, process = stack.enter_context(started_supernode(supernode))
+                certificates = None
+            else:
+                address = chosen.runtime
+                certificates, secret = (None if file is None else file.read_bytes() for file in files)
+            from d2pfed.flower.runtime import LocalApp, PinnedApp, Runtime  # noqa: PLC0415
+
+            runtime = Runtime(address, certificates, secret)
+            # Outlives forks that are killed, and what they have unpacked.
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            source = PinnedApp(chosen.fab_sha256, place) if chosen.app is None else LocalApp(chosen.app)
+            if isinstance(source, LocalApp):
+                source.preload()
+            rehearse()
+            for name in ["d2pfed.flower.client", *chosen.preload.split(",")]:
+                if name and find_spec(name.partition(".")[0]) is not None:  # what is not installed is left out
+                    importlib.import_module(name)
+            serve(runtime, source, process)
+            if process is not None:
+                sys.exit(process.returncode)
+    except D2PFedError as error:
+        sys.exit(f"d2pfed-node: {error}")
 
 
 if __name__ == "__main__":

@@ -116,8 +116,18 @@ class Runtime:
     secret: bytes | None  # what this process shows to be given messages, where the SuperNode asks for it
 
     def __post_init__(self) -> None:
-        if self.certificates is None:
-            require_loopback(self.address)
+        if self.certificates is not None:
+            return
+        # Beyond this machine messages and their tokens would cross a network in the clear.
+        host = self.address.rpartition(":")[0]
+        try:
+            is_loopback = host == "localhost" or ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+        except ValueError:
+            is_loopback = False
+        if not is_loopback:
+            raise ConfigError(
+                f"without --root-certificates the runtime must be on loopback, got {self.address[:80]!r}"
+            )
 
     def client(self, token: str | None) -> RuntimeHttpClient:
         """Return a connection: for one message with its token, for asking for messages without."""
@@ -138,17 +148,6 @@ class Runtime:
             # Who asks for messages asks again anyway, and must notice in between that its SuperNode has ended.
             retry_invoker=None if token is None else make_simple_http_retry_invoker(),
         )
-
-
-def require_loopback(address: str) -> None:
-    """Refuse an address beyond this machine: messages and their tokens would cross a network in the clear."""
-    host = address.rpartition(":")[0]
-    try:
-        is_loopback = host == "localhost" or ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not is_loopback:
-        raise ConfigError(f"without --root-certificates the runtime must be on loopback, got {address[:80]!r}")
 
 
 def acquire(client: RuntimeHttpClient) -> str | None:

@@ -187,10 +187,21 @@ class PrivateFedAvg:
                 f"the arrays must have the plan's {self.plan.codec.rotation.dimension} parameters, "
                 f"got {layout.dimension}"
             )
-        deadlines = replace(self.deadlines, training=timeout)
+        deadlines, partition = replace(self.deadlines, training=timeout), b""
         if self.roster is not None:
             require_lasting(self.roster.roster, self.plan, deadlines)
-        settings, initial = self._settings(layout), layout.flatten(arrays)
+            partition = self.roster.roster.digest if self.plan.sampling.method is Sampling.ONCE else b""
+        settings = RunSettings(
+            title=f"Federation over Flower, {len(self.population):,} clients",
+            data="The clients' own data, which nobody else has seen.",
+            target=self.target,
+            rounds=self.plan.rounds,
+            optimizer=self.optimizer,
+            arrays=tuple(ArrayShape(entry.name, entry.shape) for entry in layout.entries),
+            is_deployed=True,
+            details=_Deployed(self.plan, layout, self.population, partition),
+        )
+        initial = layout.flatten(arrays)
         with (
             shown_progress(self.plan),
             open_run(self.directory, settings, self.plan, initial, ledger=self.ledger) as run,
@@ -229,20 +240,6 @@ class PrivateFedAvg:
         result.arrays = evaluator.record(run.last_model())
         result.evaluate_metrics_serverapp.update(evaluator.found)
         return result
-
-    def _settings(self, layout: Layout) -> RunSettings:
-        is_fixed = self.roster is not None and self.plan.sampling.method is Sampling.ONCE
-        partition = self.roster.roster.digest if self.roster is not None and is_fixed else b""
-        return RunSettings(
-            title=f"Federation over Flower, {len(self.population):,} clients",
-            data="The clients' own data, which nobody else has seen.",
-            target=self.target,
-            rounds=self.plan.rounds,
-            optimizer=self.optimizer,
-            arrays=tuple(ArrayShape(entry.name, entry.shape) for entry in layout.entries),
-            is_deployed=True,
-            details=_Deployed(self.plan, layout, self.population, partition),
-        )
 
 
 class ServerEvaluation:

@@ -3,16 +3,17 @@
 from d2pfed.round.aggregation import (
     Attempts,
     Collected,
+    Fidelity,
     InProcess,
     Invite,
     OpenSum,
     Outcome,
     aggregate,
     gather,
+    local_sum,
+    require_fidelity,
     run_plan,
 )
-from d2pfed.round.invitation import accept_invitation, accept_standing_invitation, enrolled_in, invited_run
-from d2pfed.round.local_sum import Fidelity, local_sum, require_fidelity
 from d2pfed.round.participant import (
     Batch,
     Batches,
@@ -26,9 +27,14 @@ from d2pfed.round.session import (
     Attempt,
     AttemptBinding,
     AttemptSession,
+    accept_invitation,
+    accept_standing_invitation,
     delivery_of,
+    enrolled_in,
+    epoch_of,
+    invited_run,
     rotation_seed,
     session_of,
     sketch_of,
 )
-from d2pfed.round.standing import StandingMemory, StandingRun, StandingSteps, can_stand, epoch_of
+from d2pfed.round.standing import StandingMemory, StandingRun, StandingSteps, can_stand

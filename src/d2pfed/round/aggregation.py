@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from d2pfed.accounting import Sampling
+from d2pfed.accounting import Sampling, is_amplified
 from d2pfed.errors import ConfigError, PeerError, TooFewClients, VoidStep
 from d2pfed.fields import check_arguments
 from d2pfed.ledger import Ledger, RunPlan
@@ -17,8 +18,15 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
-from d2pfed.round.participant import require_clip
-from d2pfed.round.session import Attempt, AttemptBinding, AttemptSession, delivery_of, rotation_seed
+from d2pfed.round.participant import Participant, Update, require_clip, require_fixed_clip
+from d2pfed.round.session import (
+    Attempt,
+    AttemptBinding,
+    AttemptSession,
+    delivery_of,
+    rotation_seed,
+    session_of,
+)
 from d2pfed.secagg import (
     Advertising,
     Confirming,
@@ -31,6 +39,7 @@ from d2pfed.secagg import (
     collect,
     lattice,
 )
+from d2pfed.secagg.crypto import PairSecrets
 from d2pfed.secagg.draws import Opening
 from d2pfed.secagg.heads import CertifiedRoster
 from d2pfed.secagg.trust import Consistency
@@ -293,14 +302,26 @@ def aggregate(
         raise ConfigError(f"ledger must be a Ledger, got {type(ledger).__name__}")
     run, number = first.run, first.round
     ledger.require_plan(run, plan.digest)
-    attempts = _clipped(plan, attempts, clip)
+    require_clip(plan, clip)
+    if clip is not None:
+        if not isinstance(attempts, ClippedAttempts):
+            raise ConfigError(
+                f"{type(attempts).__name__} tells its clients no clip, and the plan's adapts (clip=auto)"
+            )
+        attempts = attempts.with_clip(clip)
     may_shrink = delivery_of(plan) is Delivery.EVERYONE and plan.consistency is Consistency.ASSUMED
     left: tuple[int, ...] = ()  # after a void attempt in which every vector counts
     for attempt in (Attempt(run, number, each) for each in range(first.number, plan.attempts_per_round)):
         cohort = attempts.draw(attempt)
         if left and set(left) < set(cohort):
             cohort = left
-        participations, left = _participations(plan, run, cohort, ledger), ()
+        participations, left = dict(ledger.participations(run, cohort)), ()
+        is_once = plan.sampling.method is Sampling.ONCE
+        if is_once and (used := [client for client in cohort if participations[client]]):
+            # Zeros would move the model by noise alone; nothing here rests on who was drawn, so it can be said.
+            raise ConfigError(
+                f"sampling `once` uses each client once, and client {used[0]} has contributed already"
+            )
         session = attempts.bind(attempt, cohort)
         ledger.reserve(plan.release(run, number, attempt.number, cohort, plan.quorum))
         try:
@@ -320,36 +341,102 @@ def aggregate(
             total = collected.unmask().vector
         except TooFewClients:
             continue  # charged all the same: some shares may have been opened
-        mean = plan.codec.decode(plan.ring.center(total), rotation_seed(session), plan.divisor)
-        return _outcome(plan, mean, clip, attempt.number, len(survivors))
+        mean, clipping = plan.codec.decode(plan.ring.center(total), rotation_seed(session), plan.divisor), None
+        if plan.weighting is not None:  # the last coordinate is the mean of weights, below the mean of bits
+            noise = math.sqrt(plan.noise(len(survivors)).sum_variance) * plan.codec.granularity / plan.cohort_size
+            mean = plan.weighting.mean(mean, noise)
+        elif plan.adaptive_clip is not None and clip is not None:
+            clipping = plan.adaptive_clip.step(clip, float(mean[-1]))
+            mean = mean[:-1] * np.float32(clip)
+        return Outcome(mean, attempt.number, len(survivors), clipping)
     raise TooFewClients(f"round {number} failed in all of its {plan.attempts_per_round} attempts")
 
 
-def _clipped(plan: Plan, attempts: Attempts[B], clip: float | None) -> Attempts[B]:
-    """Return the attempts with the clip of the round; refuse those that would not tell it to their clients."""
-    require_clip(plan, clip)
-    if clip is None:
-        return attempts
-    if isinstance(attempts, ClippedAttempts):
-        return attempts.with_clip(clip)
-    raise ConfigError(f"{type(attempts).__name__} tells its clients no clip, and the plan's adapts (clip=auto)")
+class Fidelity(StrEnum):
+    """How much of a federation is simulated; both give the same sum, bit for bit."""
+
+    SUM = "sum"  # the clients' own encoder, then a ring sum in place of the protocol
+    PROTOCOL = "protocol"  # every message of secure aggregation
 
 
-def _outcome(plan: Plan, mean: FloatVector, clip: float | None, attempt: int, survivors: int) -> Outcome:
-    """Return a decoded mean in real units, its last coordinate read as the mean of bits or weights, if there is one."""
-    if plan.weighting is not None:
-        noise = math.sqrt(plan.noise(survivors).sum_variance) * plan.codec.granularity / plan.cohort_size
-        return Outcome(plan.weighting.mean(mean, noise), attempt, survivors)
-    if plan.adaptive_clip is None or clip is None:
-        return Outcome(mean, attempt, survivors)
-    clipping = plan.adaptive_clip.step(clip, float(mean[-1]))
-    return Outcome(mean[:-1] * np.float32(clip), attempt, survivors, clipping)
+def require_fidelity(plan: Plan, fidelity: Fidelity) -> None:
+    """Refuse to send messages of a plan that no protocol carries: only its sum can be simulated."""
+    if fidelity is Fidelity.PROTOCOL and plan.protocol is None:
+        raise ConfigError(
+            f"no protocol adds up vectors of {plan.cohort_size:,} clients with this noise: fidelity must be sum"
+        )
 
 
-def _participations(plan: Plan, run: str, cohort: tuple[int, ...], ledger: Ledger) -> dict[int, int]:
-    """Return how often each of a cohort has contributed; a client at its cap sends zero and its noise."""
-    participations = dict(ledger.participations(run, cohort))
-    if plan.sampling.method is Sampling.ONCE and (used := [client for client in cohort if participations[client]]):
-        # Zeros would move the model by noise alone; nothing here rests on who was drawn, so it can be said.
-        raise ConfigError(f"sampling `once` uses each client once, and client {used[0]} has contributed already")
-    return participations
+def local_sum(
+    plan: Plan,
+    first: Attempt,
+    vectors: Mapping[int, Update],
+    ledger: Ledger,
+    entropy: Entropy,
+    *,
+    fidelity: Fidelity = Fidelity.PROTOCOL,
+) -> FloatVector:
+    """Return the private sum of these clients' vectors, or of their records' where the plan's unit is a record.
+
+    For counts, means, histograms and metrics as well as for updates; over a network, `aggregate` does the same with
+    clients that `Participant.join` made elsewhere. The run that `first` names must have begun in the ledger. Its
+    clients were not drawn here, so a plan whose guarantee rests on a draw is refused.
+    """
+    require_fixed_clip(plan, "a private sum")
+    require_fidelity(plan, fidelity)
+    if is_amplified(plan.sampling):
+        raise ConfigError(
+            f"a sum over given clients is of a plan with sampling none or once, or of everyone, got "
+            f"{plan.sampling.method}, {plan.cohort_size} of {plan.sampling.population}"
+        )
+    if not FEWEST <= len(vectors) <= plan.cohort_size:
+        raise ConfigError(f"a sum is over {FEWEST} clients to the planned {plan.cohort_size}, got {len(vectors)}")
+    if not entropy.is_replayed:
+        # One root may serve several ledgers, and the same attempt of the same run would have the same noise in each.
+        entropy = entropy.child("sum", Entropy.system().key)
+    attempts = _LocalVectors(plan, vectors, entropy, fidelity)
+    mean = aggregate(plan, first, np.empty(0, np.float32), attempts, ledger).mean
+    return mean * np.float32(plan.divisor)
+
+
+@dataclass(frozen=True, slots=True)
+class _LocalVectors:
+    """Clients in this process whose vectors are there already (Attempts of round.aggregate)."""
+
+    plan: Plan
+    vectors: Mapping[int, Update] = field(repr=False)
+    entropy: Entropy
+    fidelity: Fidelity
+
+    def draw(self, _attempt: Attempt) -> tuple[int, ...]:
+        """Return everyone."""
+        return tuple(sorted(self.vectors))
+
+    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> AttemptSession:
+        """Return the session of an attempt."""
+        return session_of(self.plan, attempt, cohort)
+
+    def collect(
+        self, session: AttemptSession, _model: FloatVector, participations: Mapping[int, int]
+    ) -> Collected:
+        """Run the protocol between clients and server in this process, or add up what the clients would mask."""
+        own = {
+            client: Participant(
+                plan=self.plan,
+                client=client,
+                entropy=self.entropy.child("client", client),
+                participations=participations[client],
+            )
+            for client in session.cohort
+        }
+        if self.fidelity is Fidelity.SUM and delivery_of(self.plan) is not Delivery.EVERYONE:
+            total = np.zeros(session.dimension, np.uint32)
+            for client in session.cohort:
+                session.ring.add_into(total, own[client].encode(session, self.vectors[client], None))
+            return OpenSum(session.cohort, total)
+        pairs = PairSecrets()
+
+        def join(client: int) -> Machine:
+            return own[client].join(session, lambda _task, _model: self.vectors[client], agree=pairs.agree)
+
+        return gather(session, b"", InProcess(join).exchange)

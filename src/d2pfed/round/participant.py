@@ -114,10 +114,6 @@ Update = NDArray[np.floating] | Units  # a client's vector, or what a silo makes
 Train = Callable[[bytes, bytes], Update]  # from the bytes of task and model to a client's update
 
 
-def record_nothing(_statement: bytes) -> None:
-    """Write nothing down: what a member in this process has signed is in its memory."""
-
-
 @dataclass(slots=True, kw_only=True)
 class LatticeClient:
     """A client and, if it is in the committee, what it keeps between exchanges.
@@ -136,7 +132,7 @@ class LatticeClient:
     contribute: lattice.Contribute
     entropy: Entropy
     model: bytes = field(default=b"", repr=False)
-    record: lattice.Record = record_nothing
+    record: lattice.Record = lambda _statement: None  # in this process, what is signed is in memory
     member: lattice.Member | None = None
     met: Mapping[int, Position] = field(default_factory=dict)
     has_spoken: bool = False

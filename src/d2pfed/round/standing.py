@@ -8,9 +8,9 @@ from typing import TypeVar
 from d2pfed.errors import ConfigError, PeerError, TooFewClients, VoidStep
 from d2pfed.plan import Plan, require_standing
 from d2pfed.round.aggregation import OpenSum, Refused, Remember, ignore, run_exchange
-from d2pfed.round.session import Attempt
+from d2pfed.round.session import Attempt, epoch_of
 from d2pfed.secagg import Exchange, Position, Roster, standing
-from d2pfed.secagg.standing import Advertising, Collecting, Epoch, ReadyEpoch, State, Step
+from d2pfed.secagg.standing import Advertising, Collecting, ReadyEpoch, State, Step
 
 _T = TypeVar("_T")
 
@@ -31,27 +31,6 @@ def can_stand(plan: Plan) -> bool:
     except ConfigError:
         return False
     return True
-
-
-def epoch_of(
-    plan: Plan, run: str, roster: Roster, silos: tuple[int, ...], *, epoch: int = 0, first: int = 0
-) -> Epoch:
-    """Return the epoch of a run that begins at a step, between these silos."""
-    require_standing(plan, len(roster.clients))
-    return Epoch(
-        plan_digest=plan.digest,
-        run=run,
-        epoch=epoch,
-        first=first,
-        roster_digest=roster.digest,
-        cohort=silos,
-        dimension=plan.codec.length,
-        bits=plan.ring.bits,
-        quorum=plan.quorum,
-        colluders=plan.colluders,
-        rounds=plan.rounds,
-        attempts=plan.attempts_per_round,
-    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,7 +86,26 @@ class StandingRun:
             if returned or len(self._left(current)) < self.plan.quorum:
                 self._current = None
         if self._current is None:
-            self._set_up(attempt, invited)
+            if len(invited) < self.plan.quorum:
+                raise TooFewClients(
+                    f"at least {self.plan.quorum} silos must be there, got {len(invited)}", invited
+                )
+            first = attempt.round * self.plan.attempts_per_round + attempt.number
+            for again in range(len(invited)):
+                epoch = epoch_of(self.plan, self.run, self.roster, invited, epoch=self.epochs, first=first)
+                self.epochs += 1
+                self.note_epochs(self.epochs)
+                advertising = Advertising(epoch, self.roster, self.remembered)
+                run_exchange(advertising, self.exchange, self.refused)
+                self._note(advertising.positions)
+                agreeing = advertising.close()
+                run_exchange(agreeing, self.exchange, self.refused)
+                self._note(agreeing.claims)
+                # After claims a second set-up: in it, silos hear where peers have met them, and those that come with no
+                # later position are left out. Another one only while claims about others leave too few ready.
+                if not agreeing.claims or (again and agreeing.is_enough):
+                    break
+            self._current, self._away = agreeing.close(), frozenset()
         return tuple(sorted(self._left(self._require_current())))
 
     def step(self, attempt: Attempt, members: tuple[int, ...]) -> Step:
@@ -133,26 +131,6 @@ class StandingRun:
     @property
     def _wanted(self) -> set[int]:
         return set(self.silos) - self.failing
-
-    def _set_up(self, attempt: Attempt, invited: tuple[int, ...]) -> None:
-        if len(invited) < self.plan.quorum:
-            raise TooFewClients(f"at least {self.plan.quorum} silos must be there, got {len(invited)}", invited)
-        first = attempt.round * self.plan.attempts_per_round + attempt.number
-        for again in range(len(invited)):
-            epoch = epoch_of(self.plan, self.run, self.roster, invited, epoch=self.epochs, first=first)
-            self.epochs += 1
-            self.note_epochs(self.epochs)
-            advertising = Advertising(epoch, self.roster, self.remembered)
-            run_exchange(advertising, self.exchange, self.refused)
-            self._note(advertising.positions)
-            agreeing = advertising.close()
-            run_exchange(agreeing, self.exchange, self.refused)
-            self._note(agreeing.claims)
-            # After claims a second set-up: in it, silos hear where peers have met them, and those that come with no
-            # later position are left out. Another one only while claims about others leave too few ready.
-            if not agreeing.claims or (again and agreeing.is_enough):
-                break
-        self._current, self._away = agreeing.close(), frozenset()
 
     def _note(self, positions: Mapping[int, Position]) -> None:
         later = {

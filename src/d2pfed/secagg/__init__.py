@@ -11,10 +11,10 @@ from d2pfed.secagg.pairwise.phases import Contribute, group_seed_of
 from d2pfed.secagg.pairwise.server import (
     Advertising,
     Confirming,
+    Sum,
     require_enough,
 )
 from d2pfed.secagg.pairwise.session import Delivery, Session
-from d2pfed.secagg.pairwise.unmask import Sum
 from d2pfed.secagg.roster import (
     Enrolment,
     History,

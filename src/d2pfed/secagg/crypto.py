@@ -40,13 +40,9 @@ _read_public = lru_cache(maxsize=1 << 12)(
     X25519PublicKey.from_public_bytes
 )  # a simulation reads each for every client
 
-# How a client finds the secret that it shares with the owner of a public key.
+# How a client finds the secret that it shares with the owner of a public key: outside of simulations, it computes it.
 Agree = Callable[[Agreement, bytes], bytes]
-
-
-def agree(own: Agreement, public: bytes) -> bytes:
-    """Compute the secret: what every client does outside of simulations."""
-    return own.agree(public)
+agree: Agree = Agreement.agree
 
 
 class PairSecrets:

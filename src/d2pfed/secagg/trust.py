@@ -34,9 +34,19 @@ def colluders_in_cohort(population: int, colluding: int, cohort: int, draws: int
         )
     if draws == 0:
         return min(colluding, cohort - 1)
-    if cohort > _EXACT_UP_TO:
-        return _colluders_by_logs(population, colluding, cohort, draws)
-    return most_marked(population, colluding, cohort, Fraction(1, draws << COHORT_BITS))
+    if cohort <= _EXACT_UP_TO:
+        return most_marked(population, colluding, cohort, Fraction(1, draws << COHORT_BITS))
+    # Where integers would be millions of bits long, by logarithms: the answer, or at worst one more.
+    honest, everything = population - colluding, _log_ways(population, cohort)
+    allowed = -COHORT_BITS - log2(draws) - 2.0**-7  # lgamma of 10^9 is right to 2^-17, and there are nine of them
+    above, least = -inf, max(0, cohort - honest)
+    for hit in range(min(cohort, colluding), least, -1):
+        term = _log_ways(colluding, hit) + _log_ways(honest, cohort - hit) - everything
+        largest = max(above, term)
+        above = largest + log2(2.0 ** (above - largest) + 2.0 ** (term - largest))
+        if above > allowed:
+            return hit
+    return least
 
 
 def most_marked(population: int, marked: int, drawn: int, chance: Fraction) -> int:
@@ -53,21 +63,6 @@ def most_marked(population: int, marked: int, drawn: int, chance: Fraction) -> i
         hit -= 1
         above += ways
     return hit
-
-
-def _colluders_by_logs(population: int, colluding: int, cohort: int, draws: int) -> int:
-    """Return the same where integers would be millions of bits long: the answer, or at worst one more."""
-    honest = population - colluding
-    everything = _log_ways(population, cohort)
-    allowed = -COHORT_BITS - log2(draws) - 2.0**-7  # lgamma of 10^9 is right to 2^-17, and there are nine of them
-    above, least = -inf, max(0, cohort - honest)
-    for hit in range(min(cohort, colluding), least, -1):
-        term = _log_ways(colluding, hit) + _log_ways(honest, cohort - hit) - everything
-        largest = max(above, term)
-        above = largest + log2(2.0 ** (above - largest) + 2.0 ** (term - largest))
-        if above > allowed:
-            return hit
-    return least
 
 
 def _log_ways(items: int, taken: int) -> float:

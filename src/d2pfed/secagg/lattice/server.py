@@ -23,7 +23,7 @@ from d2pfed.secagg.lattice.messages import Advert, Opened, SignedKey, Signer, Su
 from d2pfed.secagg.lattice.opening import Boxes, MaskedTotal, Opener
 from d2pfed.secagg.lattice.session import Request, Session
 from d2pfed.secagg.pairwise.messages import encode_invitation
-from d2pfed.secagg.pairwise.unmask import Sum
+from d2pfed.secagg.pairwise.server import Sum
 from d2pfed.secagg.roster import Position, Roster, verify_position
 from d2pfed.secagg.wire import ClientId, MessageKind, Outbox, Subset, subset_of
 

@@ -197,7 +197,18 @@ class Shared:
         request = messages.decode_mask_request(joined, local.rank, data)
         checks.require_within(request.sharers, joined.present)
         local.check_remaining(request.sharers)
-        contents = self._open(local, request.shares)
+        # Where a ciphertext does not open, its sender or the server will be asked about it. Where the server keeps to
+        # the protocol no claims are made, and any number of ciphertexts may be bad.
+        contents = dict[int, keys.ShareContent]()
+        for rank, ciphertext in request.shares.ciphertexts.items():
+            content = keys.decrypt_shares(session, self.peers[rank].share_key, ciphertext)
+            if content is not None:
+                contents[rank] = content
+        if local.signed is not None:
+            unopened = len(request.shares.ciphertexts) - len(contents)
+            checks.require_few_unopened(session.colluders, local.signed[1].colluders, unopened)
+            for content in contents.values():
+                checks.require_in_chain(*local.signed, local.client, content.claim, "another client")
         group = None
         if session.delivery is Delivery.EVERYONE:
             if len(contents) != int(request.sharers.sum()) - 1:
@@ -213,7 +224,8 @@ class Shared:
         # The hash goes into the mask keys, and to the server, which compares.
         hashed = keys.NO_GROUP if group is None else digest("d2pfed group hash", group)
         added, subtracted = [Stream(keys.self_mask_key(self.seed, context, local.client))], list[Stream]()
-        for rank in self._partners(local, request.sharers, contents):
+        # With all sharers, whoever's ciphertext opened: a server could spoil some for fewer masks.
+        for rank in keys.others(local.rank, request.sharers):
             pair = local.client, session.cohort[rank]
             key = keys.pair_mask_key(self.peers[rank].mask_shared, context, pair, hashed)
             (added if local.rank < rank else subtracted).append(Stream(key))
@@ -224,32 +236,6 @@ class Shared:
         state = Masked(context, joined, request.sharers, seed_shares, key_shares)
         fields = context, hashed, session.ring.pack(vector)
         return message(session, MessageKind.MASKED_VECTOR, local.rank, *fields), state
-
-    def _open(self, local: ClientSession, shares: EncryptedShares) -> dict[int, keys.ShareContent]:
-        """Return what is in the ciphertexts that open; the others' senders, or the server, will be asked about them.
-
-        Where the server keeps to the protocol no claims are made, and any number of ciphertexts may be bad.
-        """
-        contents = dict[int, keys.ShareContent]()
-        for rank, ciphertext in shares.ciphertexts.items():
-            content = keys.decrypt_shares(local.session, self.peers[rank].share_key, ciphertext)
-            if content is not None:
-                contents[rank] = content
-        if local.signed is not None:
-            unopened = len(shares.ciphertexts) - len(contents)
-            checks.require_few_unopened(local.session.colluders, local.signed[1].colluders, unopened)
-            for content in contents.values():
-                checks.require_in_chain(*local.signed, local.client, content.claim, "another client")
-        return contents
-
-    def _partners(
-        self,
-        local: ClientSession,
-        sharers: Subset,
-        contents: Mapping[int, keys.ShareContent],  # noqa: ARG002 - masks must not depend on it
-    ) -> list[int]:
-        """Return with whom masks are shared, whoever's ciphertext opened: a server could spoil some for fewer masks."""
-        return keys.others(local.rank, sharers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

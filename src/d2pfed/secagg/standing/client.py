@@ -211,7 +211,11 @@ def answer_step(epoch: Epoch, client: ClientId, data: bytes, *, store: Store, co
     checks.require_self(rank, step.members)
     checks.require_within(step.members, state.keys.joined)
     checks.require_quorum(epoch.quorum, len(step.cohort))
-    require_planned_step(step)
+    if step.round >= epoch.rounds or step.attempt >= epoch.attempts:
+        raise PeerError(
+            f"a plan of {epoch.rounds} rounds with {epoch.attempts} attempts each has no round {step.round}, attempt "
+            f"{step.attempt}"
+        )
     require_step_forward(state.following, step.number)
     vector = checks.ring_copy(epoch.ring, epoch.dimension, contribute(step, request.task, request.model))
     step_context = epochs.context(state.keys.digest, step, request.model, request.task)
@@ -232,15 +236,6 @@ def require_first_is_new(first: int, charged: Collection[int]) -> None:
     """Refuse an epoch that begins at or before a step that was charged: it would be answered under the same row."""
     if charged and first <= max(charged):
         raise PeerError(f"an epoch must begin after step {max(charged)}, which was charged, got {first}")
-
-
-def require_planned_step(step: Step) -> None:
-    """Refuse a round or an attempt that the plan does not have."""
-    rounds, attempts = step.epoch.rounds, step.epoch.attempts
-    if step.round >= rounds or step.attempt >= attempts:
-        raise PeerError(
-            f"a plan of {rounds} rounds with {attempts} attempts each has no round {step.round}, attempt {step.attempt}"
-        )
 
 
 def require_step_forward(following: int, number: int) -> None:
