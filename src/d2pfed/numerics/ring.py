@@ -132,48 +132,31 @@ class Ring:
 def _pack(pairs: Words, bits: int, words: Words) -> None:
     """Write the lowest bits of all values one after the other; what is left over of the last one is zero."""
     lanes, spare = np.empty(_BLOCK + 1, np.uint64), np.empty(_BLOCK + 1, np.uint64)
+    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     for start in range(0, pairs.size, _BLOCK):
-        count, width = min(_BLOCK, pairs.size - start), 2 * bits
-        _merge_pairs(pairs[start : start + count], bits, lanes)
+        part, width = pairs[start : start + _BLOCK], 2 * bits
+        count = part.size
+        for index in range(count):
+            lanes[index] = part[index] & mask | (part[index] >> np.uint64(32) & mask) << np.uint64(bits)
         while 2 * width <= 64:
             lanes[count] = 0  # the neighbour of an odd one out
             count = (count + 1) // 2
-            _merge(lanes, width, spare[:count])
+            for index in range(count):
+                spare[index] = lanes[2 * index] | lanes[2 * index + 1] << np.uint64(width)
             lanes, spare = spare, lanes
             width *= 2
-        _join(lanes[:count], width, words[start // 32 * bits :])
-
-
-@compiled
-def _merge_pairs(pairs: Words, bits: int, lanes: Words) -> None:
-    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-    for index in range(pairs.size):
-        pair = pairs[index]
-        lanes[index] = pair & mask | (pair >> np.uint64(32) & mask) << np.uint64(bits)
-
-
-@compiled
-def _merge(lanes: Words, width: int, merged: Words) -> None:
-    for index in range(merged.size):
-        merged[index] = lanes[2 * index] | lanes[2 * index + 1] << np.uint64(width)
-
-
-@compiled
-def _join(lanes: Words, width: int, words: Words) -> None:
-    """Write lanes one after the other."""
-    position, filled, pending = 0, 0, np.uint64(0)
-    for index in range(lanes.size):
-        lane = lanes[index]
-        pending |= lane << np.uint64(filled)
-        filled += width
-        if filled >= 64:
+        position, filled, pending = start // 32 * bits, 0, np.uint64(0)
+        for lane in lanes[:count]:
+            pending |= lane << np.uint64(filled)
+            filled += width
+            if filled >= 64:
+                words[position] = pending
+                position += 1
+                filled -= 64
+                # In two steps: a shift by 64 is undefined.
+                pending = lane >> np.uint64(width - filled - 1) >> np.uint64(1)
+        if filled:
             words[position] = pending
-            position += 1
-            filled -= 64
-            # In two steps: a shift by 64 is undefined.
-            pending = lane >> np.uint64(width - filled - 1) >> np.uint64(1)
-    if filled:
-        words[position] = pending
 
 
 @compiled
@@ -186,37 +169,20 @@ def _unpack(words: Words, bits: int, pairs: Words) -> None:
     for start in range(0, pairs.size, _BLOCK):
         part = pairs[start : start + _BLOCK]
         count, width = -(-2 * bits * part.size // lane_bits), lane_bits
-        _split(words[start // 32 * bits :], width, lanes[:count])
+        mask, bit = ~np.uint64(0) >> np.uint64(64 - width), np.uint64(start // 32 * bits) << np.uint64(6)
+        for index in range(count):
+            word, shift = bit >> np.uint64(6), bit & np.uint64(63)
+            high = words[word + np.uint64(1)] << np.uint64(1) << (np.uint64(63) - shift)
+            lanes[index] = (words[word] >> shift | high) & mask
+            bit += np.uint64(width)
         while width > 2 * bits:
             width //= 2
-            _halve(lanes[:count], width, spare)
+            mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+            for index in range(count):
+                spare[2 * index] = lanes[index] & mask
+                spare[2 * index + 1] = lanes[index] >> np.uint64(width)
             lanes, spare = spare, lanes
             count *= 2
-        _halve_to_pairs(lanes, bits, part)
-
-
-@compiled
-def _split(words: Words, width: int, lanes: Words) -> None:
-    """Read lanes one after the other."""
-    mask = ~np.uint64(0) >> np.uint64(64 - width)
-    bit = np.uint64(0)
-    for index in range(lanes.size):
-        word, shift = bit >> np.uint64(6), bit & np.uint64(63)
-        high = words[word + np.uint64(1)] << np.uint64(1) << (np.uint64(63) - shift)
-        lanes[index] = (words[word] >> shift | high) & mask
-        bit += np.uint64(width)
-
-
-@compiled
-def _halve(lanes: Words, width: int, halves: Words) -> None:
-    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
-    for index in range(lanes.size):
-        halves[2 * index] = lanes[index] & mask
-        halves[2 * index + 1] = lanes[index] >> np.uint64(width)
-
-
-@compiled
-def _halve_to_pairs(lanes: Words, bits: int, pairs: Words) -> None:
-    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-    for index in range(pairs.size):
-        pairs[index] = lanes[index] & mask | lanes[index] >> np.uint64(bits) << np.uint64(32)
+        mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+        for index in range(part.size):
+            part[index] = lanes[index] & mask | lanes[index] >> np.uint64(bits) << np.uint64(32)

@@ -239,7 +239,9 @@ class Policy:
         """
         check_arguments(Policy.check, locals())
         self._check_sizes(plan)
-        self._check_mechanism(plan)
+        _check_one_of("mechanism", MechanismName.of(plan.mechanism), self.mechanisms)
+        width, most = noise_width(plan.codec, plan.mechanism)
+        _check_at_most("width of a client's noise", width, most)
         refusals = []
         for protocol in sorted(self.protocols, key=lambda each: each is not plan.protocol):  # the plan's own first
             try:
@@ -257,7 +259,8 @@ class Policy:
         _check_at_least("noise multiplier", multiplier, self.least_noise_multiplier)
         for observer, noise in (("server", whole), (f"colluding({colluders})", left)):
             _check_at_most(f"epsilon against {observer}", _epsilon(plan, noise), self.most_epsilon)
-        _check_colluders(plan, colluders)
+        # With fewer than the client counts on, its account, which goes by the plan's number, would charge too little.
+        _check_at_least("colluders", plan.colluders, colluders)
 
     def _check_sizes(self, plan: Plan) -> None:
         clip = plan.update_clip if plan.adaptive_clip is None else plan.adaptive_clip.most
@@ -294,11 +297,6 @@ class Policy:
         """Refuse to use this client's data for what it does not serve."""
         check_arguments(Policy.require_request, locals())
         _check_one_of("request", request, self.requests)
-
-    def _check_mechanism(self, plan: Plan) -> None:
-        _check_one_of("mechanism", MechanismName.of(plan.mechanism), self.mechanisms)
-        width, most = noise_width(plan.codec, plan.mechanism)
-        _check_at_most("width of a client's noise", width, most)
 
     def colluders(self, plan: Plan, enrolled: Enrolled | None) -> int:
         """Return how many of a cohort this client wants to be safe from, whatever number the plan has."""
@@ -338,11 +336,6 @@ def _epsilon(plan: Plan, noise: Noise | None) -> float:
     if plan.unit is Unit.RECORD:  # every vector that a silo may send, behind its own coins
         return run_guarantee(release, plan.max_attempts, SERVER, plan.delta, plan.max_participations).epsilon
     return client_epsilon([release] * plan.max_participations, plan.delta)
-
-
-def _check_colluders(plan: Plan, colluders: int) -> None:
-    """Refuse a plan that counts on fewer than the client does: the client's account goes by the plan's number."""
-    _check_at_least("colluders", plan.colluders, colluders)
 
 
 def default_refusal(target: PrivacyTarget, plan: Plan) -> str:

@@ -84,7 +84,7 @@ class MetricScheme:
         """Return the vectors of some records, all parts side by side."""
         scores, labels = records[:, :-1], records[:, -1].astype(np.int64)
         guesses = np.argmax(scores, axis=1)
-        is_right = guesses == labels
+        is_right, edges = guesses == labels, np.linspace(0, 1, self.bins + 1)
         parts = []
         for name in self.sizes:
             match name:
@@ -99,16 +99,13 @@ class MetricScheme:
                 case MetricName.CONFUSION:
                     parts.append(one_hot(labels * self.classes + guesses, self.classes**2))
                 case MetricName.CALIBRATION:
-                    parts.append(self._binned(scores.max(1), is_right.astype(np.int64)))
+                    cells = is_right.astype(np.int64) * self.bins + bin_of(scores.max(1), edges)
+                    parts.append(one_hot(cells, 2 * self.bins))
                 case MetricName.AUROC:
-                    parts.append(self._binned(scores[:, 1], labels))
+                    parts.append(one_hot(labels * self.bins + bin_of(scores[:, 1], edges), 2 * self.bins))
                 case _:
                     parts.append(np.ones((len(records), 1)))
         return np.concatenate(parts, axis=1)
-
-    def _binned(self, scores: Array, side: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Array:
-        edges = np.linspace(0, 1, self.bins + 1)
-        return one_hot(side * self.bins + bin_of(scores, edges), 2 * self.bins)
 
     def decode(self, total: Array, sigma: float, clients: int) -> tuple[Metrics, Metrics]:
         """Return the metrics and their standard errors, from a sum with noise of `sigma` in each coordinate."""
