@@ -117,7 +117,14 @@ class MetricScheme:
             mean = parts[name] / count
             match name:
                 case MetricName.CALIBRATION:
-                    value[name], error[name] = _calibration_error(mean, share)
+                    # A bin adds |right - middle x (right + wrong)|. Noise alone makes that positive, so each bin is
+                    # taken to be zero unless it exceeds its standard deviation.
+                    wrong, right = np.split(mean, 2)
+                    middles = (np.arange(len(right)) + 0.5) / len(right)
+                    gaps = np.abs(right - middles * (right + wrong))
+                    spreads = share * np.hypot(1 - middles, middles)
+                    value[name] = np.asarray(gaps[gaps > spreads].sum())
+                    error[name] = np.asarray(np.linalg.norm(spreads))
                 case MetricName.AUROC:
                     value[name], error[name] = _auroc(mean, share)
                 case _:
@@ -128,20 +135,6 @@ class MetricScheme:
                     shape = (self.classes, self.classes) if name is MetricName.CONFUSION else ()
                     value[name], error[name] = (scale * mean).reshape(shape), spread.reshape(shape)
         return value, error
-
-
-def _calibration_error(mean: Array, noise: float) -> tuple[Array, Array]:
-    """Return the mean distance between score and accuracy over bins, and its standard error.
-
-    A bin adds |right - middle x (right + wrong)|. Noise alone makes that positive, so each bin is taken to be zero
-    unless it exceeds its standard deviation.
-    """
-    wrong, right = np.split(mean, 2)
-    middles = (np.arange(len(right)) + 0.5) / len(right)
-    gaps = right - middles * (right + wrong)
-    spreads = noise * np.hypot(1 - middles, middles)
-    kept = np.abs(gaps) > spreads
-    return np.asarray(np.abs(gaps[kept]).sum()), np.asarray(np.linalg.norm(spreads))
 
 
 def _auroc(mean: Array, noise: float) -> tuple[Array, Array]:
