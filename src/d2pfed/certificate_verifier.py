@@ -300,10 +300,11 @@ def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterato
     if not 1 <= size < 1 << 32:  # before its padded length is looked for
         raise Wrong(f"a model has between 1 and 2^32 parameters, got {str(size)[:80]}")
     yield from (("radius", radius), ("kind", "skellam" if is_skellam else "discrete-gaussian"))
-    length = 1 << (size - 1).bit_length()  # padded, or folded to fewer
-    if turn[""] == "RandomPhase":
+    if turn[""] == "Hadamard":
+        length = 1 << (size - 1).bit_length()
+    elif turn[""] == "RandomPhase":
         length = 2 * smooth_from((size + 1) // 2)
-    elif turn[""] != "Hadamard":
+    else:
         length = turn.get("length", 0)
         if turn[""] != "Fold" or not (1 < length < size and length & (length - 1) == 0):
             raise Wrong(f"a vector of {size} parameters cannot be folded to {str(length)[:80]} numbers")
