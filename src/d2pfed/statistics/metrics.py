@@ -126,7 +126,15 @@ class MetricScheme:
                     value[name] = np.asarray(gaps[gaps > spreads].sum())
                     error[name] = np.asarray(np.linalg.norm(spreads))
                 case MetricName.AUROC:
-                    value[name], error[name] = _auroc(mean, share)
+                    # The chance that a record of class 1 has the higher score, ties counted half.
+                    negative, positive_ = np.split(mean, 2)
+                    below = np.cumsum(negative) - negative / 2
+                    above = np.cumsum(positive_[::-1])[::-1] - positive_ / 2
+                    totals = max(negative.sum(), share), max(positive_.sum(), share)
+                    area = float(positive_ @ below) / (totals[0] * totals[1])
+                    slopes = (above / totals[1] - area) / totals[0], (below / totals[0] - area) / totals[1]
+                    value[name] = np.asarray(np.clip(area, 0, 1))
+                    error[name] = np.asarray(share * np.linalg.norm(np.concatenate(slopes)))
                 case _:
                     scale = self.max_loss if name is MetricName.LOSS else 1.0
                     spread = np.full_like(mean, scale * share)
@@ -135,17 +143,6 @@ class MetricScheme:
                     shape = (self.classes, self.classes) if name is MetricName.CONFUSION else ()
                     value[name], error[name] = (scale * mean).reshape(shape), spread.reshape(shape)
         return value, error
-
-
-def _auroc(mean: Array, noise: float) -> tuple[Array, Array]:
-    """Return the chance that a record of class 1 has the higher score, ties counted half, and its standard error."""
-    negative, positive_ = np.split(mean, 2)
-    below = np.cumsum(negative) - negative / 2
-    above = np.cumsum(positive_[::-1])[::-1] - positive_ / 2
-    totals = max(negative.sum(), noise), max(positive_.sum(), noise)
-    area = float(positive_ @ below) / (totals[0] * totals[1])
-    slopes = np.concatenate([(above / totals[1] - area) / totals[0], (below / totals[0] - area) / totals[1]])
-    return np.asarray(np.clip(area, 0, 1)), np.asarray(noise * np.linalg.norm(slopes))
 
 
 def scored_records(scores: object, labels: object, whose: str, classes: int | None = None) -> Array:
