@@ -15,10 +15,10 @@ from d2pfed.statistics.records import (
     bin_of,
     client_lists,
     client_vectors,
+    client_weights,
     clients_of,
     clipped,
     interval,
-    numbers,
     one_hot,
     positive,
     settings,
@@ -129,11 +129,7 @@ def private_mean(
         elif max_weight is None:
             raise ConfigError("weights need max_weight, a public cap on a client's weight, got None")
         else:
-            own = numbers(weights, "weights")
-            if own.shape != (len(given),):
-                raise ConfigError(
-                    f"weights must be one number for each of {len(given)} clients, got the shape {own.shape}"
-                )
+            own = client_weights(weights, len(given))
             shares = np.clip(np.where(np.isfinite(own), own, 0.0) / positive("max_weight", max_weight), 0.0, 1.0)
             joint = [u * code.total(x[None, :]) for u, x in zip(shares, given, strict=True)]
             released = release("weighted mean", joint, ball.dimension + 1, 1.0, terms)

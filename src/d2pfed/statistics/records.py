@@ -231,6 +231,14 @@ def positive(name: str, value: object) -> float:
     return float(value)
 
 
+def client_weights(weights: object, clients: int) -> Array:
+    """Return one number for each client."""
+    given = numbers(weights, "weights")
+    if given.shape != (clients,):
+        raise ConfigError(f"weights must be one number for each of {clients} clients, got the shape {given.shape}")
+    return given
+
+
 def whole(name: str, value: object, most: int) -> int:
     """Return a whole number in [2, most]."""
     if isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= most:
