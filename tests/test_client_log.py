@@ -289,19 +289,19 @@ def test_a_missing_sync_is_caught(log, tmp_path, monkeypatch, part):
 
 
 def test_an_anchor_that_moves_before_its_row_is_caught(log, tmp_path, monkeypatch):
-    append = ledger_files.append_file
+    append, replace_file = ledger_files.append_file, ledger_files.replace_file
 
     def late(file, content):
         pending.append((file, content))
 
-    def moved(self, anchor):
-        move(self, anchor)
+    def moved(file, content):
+        replace_file(file, content)
         while pending:
             append(*pending.pop())
 
-    pending, move = [], ClientLog._move
+    pending = []
     monkeypatch.setattr(client_log, "append_file", late)
-    monkeypatch.setattr(ClientLog, "_move", moved)
+    monkeypatch.setattr(client_log, "replace_file", moved)
     assert unpaid(recorded(tmp_path, monkeypatch), tmp_path / "crashed") > 0
 
 

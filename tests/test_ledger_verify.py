@@ -87,7 +87,7 @@ def test_rows_tell_what_a_table_needs(path):
         ["create", "open", "begin", "reserve", "commit", "reserve", "void", "reserve", "open", "reserve", "commit"]
     )
     assert [row.seq for row in rows] == list(range(11))
-    assert [row.survivors for row in rows if row.kind is RowKind.COMMIT] == [0, 0]
+    assert [row.release.participants for row in rows if row.kind is RowKind.COMMIT] == [(), ()]
     assert [row.epsilon for row in rows] == [0, 0, *[1] * 9]  # the run is charged when it begins
     assert read_budget(path) == BUDGET
 

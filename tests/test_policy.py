@@ -208,7 +208,8 @@ def test_attack_a_number_of_colluders_that_flatters(monkeypatch):
     flattering = replace(plan, colluders=0)
     with pytest.raises(ConfigError, match=rf"colluders must be at least {plan.colluders}, the plan has 0"):
         Policy().check(flattering, ENROLLED)
-    monkeypatch.setattr(policy, "_check_colluders", nothing)
+    at_least = policy._check_at_least
+    monkeypatch.setattr(policy, "_check_at_least", lambda *asked: asked[0] == "colluders" or at_least(*asked))
     Policy().check(flattering, ENROLLED)
     assert flattering.contributed.contributors == plan.contributed.contributors + plan.colluders
 
@@ -271,7 +272,7 @@ def test_attack_a_client_that_knows_the_group_seed_and_colludes(monkeypatch):
     anything = Policy(mechanisms=tuple(MechanismName))
     with pytest.raises(ConfigError, match=r"noise multiplier must be at least 0.3, the plan has 0"):
         anything.check(replace(plan, threshold=40), ENROLLED)
-    monkeypatch.setattr(Policy, "_check_mechanism", nothing)
+    monkeypatch.setattr(policy, "_check_one_of", nothing)
     Policy(least_colluders=0.0).check(plan, ENROLLED)
     root = Entropy.replay(b"shared")
     group = root.child("group")

@@ -16,7 +16,7 @@ from d2pfed.errors import ConfigError, D2PFedError
 from d2pfed.numerics.model_bytes import decode_model
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import PROFILES, Plan, Policy, PrivacyTarget, Protocol, calibrate, policy
-from d2pfed.plan.policy import Feature, features_of, require_deployable
+from d2pfed.plan.policy import require_deployable
 from d2pfed.round import Participant, epoch_of, session
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.standing.epoch import encode_invitation
@@ -106,11 +106,11 @@ def test_a_protocol_is_bound_to_its_roster():
 
 
 def test_every_feature_of_a_plan_is_seen():
-    assert features_of(plan_with(clip="auto")) == {Feature.ADAPTIVE_CLIP}
-    assert features_of(plan_with(max_weight=10.0)) == {Feature.WEIGHTS}
-    assert features_of(plan_with()) == frozenset()
-    with pytest.raises(ConfigError, match="the standing protocol does not take an adaptive clip"):
+    PROFILES[Protocol.STANDING].require(plan_with())
+    with pytest.raises(ConfigError, match="the standing protocol does not take an adaptive clip, the plan has it"):
         PROFILES[Protocol.STANDING].require(plan_with(clip="auto"))
+    with pytest.raises(ConfigError, match="the standing protocol does not take weights, the plan has it"):
+        PROFILES[Protocol.STANDING].require(plan_with(max_weight=10.0))
 
 
 # A plan with weights: an update whose last number is negative used to raise, with a text that reached the server

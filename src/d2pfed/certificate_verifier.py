@@ -300,7 +300,15 @@ def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterato
     if not 1 <= size < 1 << 32:  # before its padded length is looked for
         raise Wrong(f"a model has between 1 and 2^32 parameters, got {str(size)[:80]}")
     yield from (("radius", radius), ("kind", "skellam" if is_skellam else "discrete-gaussian"))
-    yield "dimension", _sent_length(turn, size)
+    if turn[""] == "Hadamard":
+        length = 1 << (size - 1).bit_length()
+    elif turn[""] == "RandomPhase":
+        length = 2 * smooth_from((size + 1) // 2)
+    else:
+        length = turn.get("length", 0)
+        if turn[""] != "Fold" or not (1 < length < size and length & (length - 1) == 0):
+            raise Wrong(f"a vector of {size} parameters cannot be folded to {str(length)[:80]} numbers")
+    yield "dimension", length
     yield "variance", _read(mechanism["variance" if is_skellam else "sigma"]["is"], Fraction) ** (2 - is_skellam)
     yield "contributors", 1 if is_whole else plan["quorum"]
     if own.unit == "record":
@@ -313,18 +321,6 @@ def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterato
     width = math.sqrt(own.variance * max(own.contributors - plan["colluders"], 0))
     shift = float(own.radius) * (2 if own.adjacency == "replace-one" else 1)
     yield from (("mechanism.sigma", width * step), ("mechanism.noise_multiplier", width / shift))
-
-
-def _sent_length(turn: Json, size: int) -> int:
-    """Return how many numbers a vector of `size` parameters becomes: padded, or folded to fewer."""
-    if turn[""] == "Hadamard":
-        return 1 << (size - 1).bit_length()
-    if turn[""] == "RandomPhase":
-        return 2 * smooth_from((size + 1) // 2)
-    length: int = turn.get("length", 0)
-    if turn[""] != "Fold" or not (1 < length < size and length & (length - 1) == 0):
-        raise Wrong(f"a vector of {size} parameters cannot be folded to {str(length)[:80]} numbers")
-    return length
 
 
 def _wrapped(plan: Json, own: Event, radius: float) -> float:

@@ -86,15 +86,10 @@ RATE_STEPS = 1 << 32  # a coin's rate is a multiple of one over this, so that co
 
 @dataclass(frozen=True, slots=True)
 class BatchSampling:
-    """How the records of every silo are drawn into an attempt's batch: each by its own secret coin.
+    """How the records of every silo are drawn into an attempt's batch: each by its own secret coin."""
 
-    Attributes:
-        rate: the probability of each coin, a multiple of 2^-32.
-        max_silos: in how many silos one person may have records, each with a coin of its own.
-    """
-
-    rate: Fraction
-    max_silos: int = 1
+    rate: Fraction  # the probability of each coin, a multiple of 2^-32
+    max_silos: int = 1  # in how many silos one person may have records, each with a coin of its own
 
     def __post_init__(self) -> None:
         check_fields(self)

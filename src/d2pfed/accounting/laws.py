@@ -61,11 +61,6 @@ class DiscreteGaussianSum(_Law):
         """The variance of one contributor's noise."""
         return self.sigma**2
 
-    @property
-    def l1_bound(self) -> Fraction:
-        """A bound on the L1 norm of a client's vector."""
-        return l1_radius(self.radius, self.dimension)
-
     def rdp(self, radii: int, orders: FloatArray) -> FloatArray:
         """Return an upper bound on the Renyi curve for real centers so many radii apart. Proof: theory.md#sums."""
         sigma, contributors = float(self.sigma), self.contributors
@@ -90,11 +85,6 @@ class SkellamSum(_Law):
     def one_variance(self) -> Fraction:
         """The variance of one contributor's noise."""
         return self.variance
-
-    @property
-    def l1_bound(self) -> Fraction:
-        """A bound on the L1 norm of a client's vector."""
-        return self.l1_radius
 
     def rdp(self, radii: int, orders: FloatArray) -> FloatArray:
         """Return the Renyi curve for neighbors so many radii apart, at integer orders (Agarwal, Kairouz and Liu 2021).
@@ -121,11 +111,6 @@ class ContinuousGaussian(_Law):
     def one_variance(self) -> Fraction:
         """The variance of the noise."""
         return Fraction(self.sigma) ** 2
-
-    @property
-    def l1_bound(self) -> Fraction:
-        """A bound on a client's vector; floats have no lattice."""
-        return Fraction(self.radius)
 
     @property
     def sum_variance(self) -> float:
@@ -157,11 +142,6 @@ class BinomialSum(_Law):
     def one_variance(self) -> Fraction:
         """The variance of one contributor's noise."""
         return Fraction(self.trials, 4)
-
-    @property
-    def l1_bound(self) -> Fraction:
-        """A bound on the L1 norm of a client's vector."""
-        return self.l1_radius
 
     def rdp(self, _radii: int, _orders: FloatArray) -> FloatArray:
         """Refuse: it composes by its own rule (theory.md#binomial)."""

@@ -141,7 +141,31 @@ def tilted_epsilon(pmfs: CountedPmfs, delta: float) -> float:
     slope = _root(is_below)  # the tilt that gives the least epsilon by moments
     if _tilt(log_pmfs, slope).mean < 0:
         slope = _root(lambda slope: _tilt(log_pmfs, slope).mean < 0)  # under which losses are 0 on average
-    return _read(log_pmfs, slope, left)
+    step = log_pmfs[0].losses.step
+    moments = _tilt(log_pmfs, slope)
+    center = round(moments.mean / step)
+    deviation = math.sqrt(moments.variance) + step
+    half = _HALF_WIDTH * deviation + min(1 / slope, _HALF_WIDTH * deviation)
+    if moments.mean < math.log1p(1 / slope):  # epsilon may be 0, which the window must hold
+        half = max(half, moments.mean + step)
+    while (above := _above(log_pmfs, slope, center * step + half)) > math.log(_NEGLIGIBLE) + math.log(left):
+        half *= 1.5
+    size = 1 << max(6, math.ceil(math.log2(2 * half / step + 2)))
+    if size > _WIDEST:
+        return math.inf
+    masses, error, relative = _convolve(log_pmfs, slope, size)
+    # From here on delta is counted in units of the Chernoff bound, which may be as small as delta itself.
+    log_unit = moments.log - slope * center * step
+    wanted, beyond = math.exp(math.log(left) - log_unit), math.exp(above - log_unit)
+    offsets = np.arange(-(size // 2), size // 2)
+    inside = np.abs(slope * step * offsets) < _STEEPEST  # weights beyond are not in the range of doubles
+    weights = np.exp(-slope * step * offsets[inside])
+    found = np.maximum(np.roll(masses, size // 2 - center)[inside], 0.0) * weights
+    profile = (1 + relative) * _profile(found, step) + math.exp(-_STEEPEST)
+    ahead = step * np.arange(size)  # how far above epsilon a loss lies; what rounding can do is bounded in L2
+    rounded = np.expm1(-ahead) * np.exp(-slope * ahead)
+    profile += error * weights * math.sqrt(inner(rounded, rounded)) + beyond
+    return _crossing((center + offsets[inside]) * step, profile, wanted)
 
 
 def inner(left: FloatArray, right: FloatArray) -> float:
@@ -201,34 +225,6 @@ def _root(is_below: Callable[[float], bool], precision: float = 0.02) -> float:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if is_below(middle) else (low, middle)
     return high
-
-
-def _read(log_pmfs: Sequence[_LogPmf], slope: float, delta: float) -> float:
-    step = log_pmfs[0].losses.step
-    moments = _tilt(log_pmfs, slope)
-    center = round(moments.mean / step)
-    deviation = math.sqrt(moments.variance) + step
-    half = _HALF_WIDTH * deviation + min(1 / slope, _HALF_WIDTH * deviation)
-    if moments.mean < math.log1p(1 / slope):  # epsilon may be 0, which the window must hold
-        half = max(half, moments.mean + step)
-    while (above := _above(log_pmfs, slope, center * step + half)) > math.log(_NEGLIGIBLE) + math.log(delta):
-        half *= 1.5
-    size = 1 << max(6, math.ceil(math.log2(2 * half / step + 2)))
-    if size > _WIDEST:
-        return math.inf
-    masses, error, relative = _convolve(log_pmfs, slope, size)
-    # From here on delta is counted in units of the Chernoff bound, which may be as small as delta itself.
-    log_unit = moments.log - slope * center * step
-    wanted, beyond = math.exp(math.log(delta) - log_unit), math.exp(above - log_unit)
-    offsets = np.arange(-(size // 2), size // 2)
-    inside = np.abs(slope * step * offsets) < _STEEPEST  # weights beyond are not in the range of doubles
-    weights = np.exp(-slope * step * offsets[inside])
-    found = np.maximum(np.roll(masses, size // 2 - center)[inside], 0.0) * weights
-    profile = (1 + relative) * _profile(found, step) + math.exp(-_STEEPEST)
-    ahead = step * np.arange(size)  # how far above epsilon a loss lies; what rounding can do is bounded in L2
-    rounded = np.expm1(-ahead) * np.exp(-slope * ahead)
-    profile += error * weights * math.sqrt(inner(rounded, rounded)) + beyond
-    return _crossing((center + offsets[inside]) * step, profile, wanted)
 
 
 def _above(log_pmfs: Sequence[_LogPmf], slope: float, loss: float) -> float:

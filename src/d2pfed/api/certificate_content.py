@@ -21,9 +21,11 @@ from d2pfed.accounting import (
     Unit,
     is_amplified,
 )
+from d2pfed.accounting.laws import ContinuousGaussian, DiscreteGaussianSum, l1_radius
 from d2pfed.certificate_verifier import CONDITIONS, FORMAT
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Budget, ChargedRun, Head, RowKind, RunPlan, Verification, read_rows, verify
+from d2pfed.ledger.budget import decode_body
 from d2pfed.ledger.files import software_digest
 from d2pfed.noise.mechanisms import MechanismName
 from d2pfed.numerics import canonical
@@ -92,8 +94,8 @@ class LedgerRecord:
         if not path.is_file():
             raise ConfigError(f"there is no ledger at {path}")
         found, rows = verify(path), read_rows(path)
-        begun = [(row.head, row.charged_run) for row in rows if row.kind is RowKind.BEGIN]
-        runs = tuple((head, run) for head, run in begun if run is not None)
+        begun = [row for row in rows if row.kind is RowKind.BEGIN]
+        runs = tuple((row.head, decode_body(row.body, ChargedRun)) for row in begun)
         if not runs:
             raise ConfigError(f"{path} has charged no run: there is nothing to certify")
         if seeded := [run.run for _, run in runs if run.repeatable]:
@@ -122,6 +124,10 @@ def planned(plan: RunPlan) -> Json:
     release, noise = plan.release, plan.release.noise
     rate, coins = _coins(release)
     contributors, dimension = (getattr(noise, name, 1) for name in ("contributors", "dimension"))
+    if isinstance(noise, DiscreteGaussianSum):
+        l1 = l1_radius(noise.radius, noise.dimension)
+    else:
+        l1 = Fraction(noise.radius) if isinstance(noise, ContinuousGaussian) else noise.l1_radius
     return {
         "plan": plan.plan.hex(),
         "unit": release.unit.value,
@@ -135,7 +141,7 @@ def planned(plan: RunPlan) -> Json:
         "variance": str(noise.one_variance),
         "contributors": contributors,
         "radius": str(Fraction(release.noise.radius)),
-        "l1_radius": str(noise.l1_bound),
+        "l1_radius": str(l1),
         "dimension": dimension,
         "releases": plan.max_attempts,
         # A silo sends a vector in every attempt, so a record has no cap of its own.

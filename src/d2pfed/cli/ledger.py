@@ -12,7 +12,8 @@ from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, SectionedCommand, applica
 from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.errors import BudgetExceeded, ConfigError, needs_extra
 from d2pfed.fields import PRIVACY
-from d2pfed.ledger import Budget, Ledger, RowKind, read_budget, read_rows, verify
+from d2pfed.ledger import Budget, ChargedRun, Ledger, RowKind, read_budget, read_rows, verify
+from d2pfed.ledger.budget import decode_body
 from d2pfed.plan import decode_plan
 from d2pfed.round import run_plan
 
@@ -45,7 +46,8 @@ def show(
         plot.write_bytes(drawing.png if plot.suffix == ".png" else drawing.svg.encode())
     told = []
     for row in rows:
-        key, begun = row.key, row.charged_run
+        key, release = row.key, row.release if row.kind is RowKind.COMMIT else None
+        begun = decode_body(row.body, ChargedRun) if row.kind is RowKind.BEGIN else None
         values: dict[str, object] = {
             "row": row.seq,
             "server": row.epoch,
@@ -53,7 +55,7 @@ def show(
             "run": key.run if key else begun.run if begun else None,
             "round": key.round if key else None,
             "attempt": key.attempt if key else None,
-            "survivors": row.survivors,
+            "survivors": len(release.participants) if release else None,
             "max_attempts": begun.plan.max_attempts if begun else None,
             "epsilon": row.epsilon,
         }

@@ -218,7 +218,7 @@ class ClientLog:
             self.require_new()
             row = self._row(self._start, Entry.OPENING, carried)
             replace_file(self._file, row.line())
-            self._move(Anchor(row.head))
+            replace_file(self._anchor_file, Anchor(row.head).encode())
             return ClientHistory(self._start, (row,), 0, "")
 
     def has_begun(self) -> bool:
@@ -262,10 +262,10 @@ class ClientLog:
             if anchor.head != seen.head or read_file(self._file) != b"".join(each.line() for each in seen.rows):
                 self._read()  # another process came first, or died while it did, if this holds together
                 return None
-            self._move(replace(anchor, announced=row.head))
+            replace_file(self._anchor_file, replace(anchor, announced=row.head).encode())
             append_file(self._file, row.line())
             anchor = anchor_after(anchor, [row])
-            self._move(anchor)
+            replace_file(self._anchor_file, anchor.encode())
         return ClientHistory(seen.start, (*seen.rows, row), anchor.serial, anchor.roster)
 
     def mark(self, why: str, shown: Head) -> None:
@@ -311,7 +311,7 @@ class ClientLog:
                 replace_file(self._file.with_name(f"log.damaged-{digest('damaged', data).hex()[:16]}"), data)
             moved = anchor_after(anchor, rows)
             replace_file(self._file, content)
-            self._move(moved)
+            replace_file(self._anchor_file, moved.encode())
             self._mark_file.unlink(missing_ok=True)
             sync_directory(self._outside)
             return ClientHistory(self._start, tuple(rows), moved.serial, moved.roster)
@@ -342,7 +342,8 @@ class ClientLog:
         if torn:
             truncate_file(self._file, len(data) - len(torn))
         if rows and (settled := anchor_after(anchor, rows)) != anchor:
-            self._move(anchor := settled)
+            anchor = settled
+            replace_file(self._anchor_file, anchor.encode())
         return ClientHistory(self._start, rows, anchor.serial, anchor.roster)
 
     def _require_anchor(self) -> Anchor:
@@ -354,6 +355,3 @@ class ClientLog:
         if data is None:
             raise LedgerError(f"{self._anchor_file} is missing: {ADOPT}")
         return Anchor.decode(data)
-
-    def _move(self, anchor: Anchor) -> None:
-        replace_file(self._anchor_file, anchor.encode())

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from d2pfed.accounting.events import Release
 from d2pfed.errors import ConfigError, LedgerError
-from d2pfed.ledger.budget import LARGEST, RELEASE_TYPES, Budget, ChargedRun, check_name, decode_body
+from d2pfed.ledger.budget import LARGEST, RELEASE_TYPES, Budget, check_name
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 
@@ -94,16 +94,6 @@ class Row:
     def release(self) -> Release | None:
         """The release that was reserved or committed, if the row is about one."""
         return decode_release(self.body) if self.kind in (RowKind.RESERVE, RowKind.COMMIT) else None
-
-    @property
-    def charged_run(self) -> ChargedRun | None:
-        """The run that begins, if the row is about one."""
-        return decode_body(self.body, ChargedRun) if self.kind is RowKind.BEGIN else None
-
-    @property
-    def survivors(self) -> int | None:
-        """How many clients' vectors are in the sum, once that is known."""
-        return len(decode_release(self.body).participants) if self.kind is RowKind.COMMIT else None
 
     def chained(self, previous: bytes) -> bytes:
         """Return the hash this row must carry after a row with the given hash.

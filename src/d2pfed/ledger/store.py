@@ -93,9 +93,10 @@ class Store:
         try:
             return Store(path, "ro")
         except LedgerError:
+            require_file(path)
             # SQLite wants to create an index of the log, even to read where there is no log: on read-only media it
             # cannot. If a writer did appear meanwhile, the chain of hashes shows whatever was read half-written.
-            if not is_file(path) or os.access(path.parent, os.W_OK) or Path(f"{path}-wal").exists():
+            if os.access(path.parent, os.W_OK) or Path(f"{path}-wal").exists():
                 raise
             return Store(path, "ro&immutable=1")
 
@@ -142,14 +143,9 @@ def explained(path: Path) -> Iterator[None]:
         raise LedgerError(f"ledger {path}: {error}") from error
 
 
-def is_file(path: Path) -> bool:
-    """Tell whether there is such a file; a path that cannot be, such as one that is too long, is none."""
-    return os.path.isfile(path)  # noqa: PTH113 - pathlib's raises then
-
-
 def require_file(path: Path) -> None:
-    """Refuse if there is no such file."""
-    if not is_file(path):
+    """Refuse if there is no such file; a path that cannot be, such as one that is too long, is none."""
+    if not os.path.isfile(path):  # noqa: PTH113 - pathlib's raises then
         raise LedgerError(f"ledger {path}: there is no such file")
 
 

@@ -41,23 +41,14 @@ _VALUE = struct.Struct(">d")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveClip:
-    """How the clip moves from round to round; all of it public and fixed before the run.
+    """How the clip moves from round to round; all of it public and fixed before the run."""
 
-    Attributes:
-        beta: weight of a client's bit beside an update at the clip.
-        quantile: the fraction of updates that should be within the clip.
-        rate: how fast the clip moves: by at most a factor of e^rate per round.
-        initial: the clip of the first round.
-        least: the clip never falls below it.
-        most: the clip never rises above it.
-    """
-
-    beta: float
-    quantile: float = QUANTILE
-    rate: float = RATE
-    initial: float = 1.0
-    least: float
-    most: float
+    beta: float  # weight of a client's bit beside an update at the clip
+    quantile: float = QUANTILE  # the fraction of updates that should be within the clip
+    rate: float = RATE  # how fast the clip moves: by at most a factor of e^rate per round
+    initial: float = 1.0  # the clip of the first round
+    least: float  # the clip never falls below it
+    most: float  # the clip never rises above it
 
     def __post_init__(self) -> None:
         if not 0 < self.beta <= 1:
@@ -138,17 +129,11 @@ def split_clip(adaptive: AdaptiveClip | None, task: bytes) -> tuple[float | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighting:
-    """How a client's weight enters its vector; all of it public and fixed before the run.
+    """How a client's weight enters its vector; all of it public and fixed before the run."""
 
-    Attributes:
-        cap: the largest weight; a larger one counts as this.
-        clip: L2 bound on an update.
-        share: b, the part of the radius that a weight at the cap takes.
-    """
-
-    cap: float
-    clip: float
-    share: float
+    cap: float  # the largest weight; a larger one counts as this
+    clip: float  # L2 bound on an update
+    share: float  # b, the part of the radius that a weight at the cap takes
 
     def __post_init__(self) -> None:
         for name in ("cap", "clip"):

@@ -62,15 +62,13 @@ def _to_plain(value: object) -> object:
         case tuple():
             return [_to_plain(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {
-            item.name: getattr(value, item.name) for item in dataclasses.fields(value) if _is_written(value, item)
-        }
-        return {"": type(value).__name__} | {name: _to_plain(inner) for name, inner in fields.items()}
+        plain: dict[str, object] = {"": type(value).__name__}
+        for item in dataclasses.fields(value):
+            inner = getattr(value, item.name)
+            if inner != item.default or "canonical" not in item.metadata:
+                plain[item.name] = _to_plain(inner)
+        return plain
     raise ConfigError(f"a {type(value).__name__} has no canonical text")
-
-
-def _is_written(value: object, item: dataclasses.Field[Any]) -> bool:
-    return getattr(value, item.name) != item.default or "canonical" not in item.metadata
 
 
 def _whole(digits: str) -> int:
@@ -78,12 +76,6 @@ def _whole(digits: str) -> int:
     if len(digits.removeprefix("-")) > MOST_DIGITS:
         raise ValueError(f"a number has {len(digits)} digits, at most {MOST_DIGITS} are read")
     return int(digits)
-
-
-def _real(digits: str) -> float:
-    if len(digits) > _FLOAT_CHARACTERS:
-        raise ValueError(f"a float has {len(digits)} characters, at most {_FLOAT_CHARACTERS} are read")
-    return float.fromhex(digits)
 
 
 def _refuse_float(digits: str) -> float:
@@ -100,7 +92,10 @@ def _from_plain(plain: Any, types: Mapping[str, type], depth: int) -> object:  #
     name = plain.pop("")
     match name:
         case "float":
-            return _real(plain["is"])
+            if len(plain["is"]) > _FLOAT_CHARACTERS:
+                count = len(plain["is"])
+                raise ValueError(f"a float has {count} characters, at most {_FLOAT_CHARACTERS} are read")
+            return float.fromhex(plain["is"])
         case "Fraction":
             # Not Fraction's own reader, which would write 1e999999999 out.
             numerator, _, denominator = plain["is"].partition("/")

@@ -38,13 +38,6 @@ class Request(Choice):
     EVALUATION = "evaluation"  # how good a model is on the data
 
 
-class Feature(StrEnum):
-    """Parts of a plan that not every way of running has."""
-
-    ADAPTIVE_CLIP = "an adaptive clip"
-    WEIGHTS = "weights"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """The plans that one protocol carries. Nothing is carried unless it is listed: no field has a default."""
@@ -53,7 +46,6 @@ class Profile:
     mechanisms: frozenset[MechanismName]
     samplings: frozenset[Sampling]
     units: frozenset[Unit]
-    features: frozenset[Feature]
     least_cohort: int
     most_cohort: int
 
@@ -67,8 +59,10 @@ class Profile:
         for what, found, allowed in listed:
             if found not in allowed:
                 raise ConfigError(f"{self.name} takes {what} {', '.join(sorted(allowed))}, the plan has {found}")
-        if unsupported := features_of(plan) - self.features:
-            raise ConfigError(f"{self.name} does not take {' and '.join(sorted(unsupported))}, the plan has it")
+        # Parts of a plan that only simulations have.
+        parts = {"an adaptive clip": plan.adaptive_clip, "weights": plan.weighting}
+        if unsupported := [name for name, part in parts.items() if part is not None]:
+            raise ConfigError(f"{self.name} does not take {' and '.join(unsupported)}, the plan has it")
         if not self.least_cohort <= plan.cohort_size <= self.most_cohort:
             raise ConfigError(
                 f"{self.name} takes cohorts of {self.least_cohort} to {self.most_cohort:,}, the plan has "
@@ -82,7 +76,6 @@ PROFILES = {
         mechanisms=frozenset(name for name in MechanismName if Protocol.PAIRWISE in name.runs_in),
         samplings=frozenset({Sampling.FIXED, Sampling.ONCE, Sampling.NONE}),
         units=frozenset({Unit.CLIENT}),
-        features=frozenset(),
         least_cohort=2,
         most_cohort=MOST_COHORT,
     ),
@@ -91,7 +84,6 @@ PROFILES = {
         mechanisms=frozenset(name for name in MechanismName if Protocol.LATTICE in name.runs_in),
         samplings=frozenset({Sampling.FIXED, Sampling.ONCE, Sampling.NONE}),
         units=frozenset({Unit.CLIENT}),
-        features=frozenset(),
         least_cohort=LEAST_COHORT,
         most_cohort=MOST_SIGNED,
     ),
@@ -100,7 +92,6 @@ PROFILES = {
         mechanisms=frozenset(name for name in MechanismName if Protocol.STANDING in name.runs_in),
         samplings=frozenset({Sampling.NONE}),
         units=frozenset({Unit.CLIENT, Unit.RECORD}),
-        features=frozenset(),
         least_cohort=FEWEST_SILOS,
         most_cohort=MOST_SILOS,
     ),
@@ -135,15 +126,6 @@ def require_deployable(protocol: Protocol, plan: Plan, enrolled: int | None) -> 
             PROFILES[protocol].require(plan)
             if (plan.protocol is Protocol.LATTICE) != (protocol is Protocol.LATTICE):
                 raise ConfigError(f"the plan runs in the {plan.protocol} protocol, not in {protocol}")
-
-
-def features_of(plan: Plan) -> frozenset[Feature]:
-    """Return which of the further parts a plan has."""
-    has = {
-        Feature.ADAPTIVE_CLIP: plan.adaptive_clip is not None,
-        Feature.WEIGHTS: plan.weighting is not None,
-    }
-    return frozenset(feature for feature, present in has.items() if present)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +221,9 @@ class Policy:
         """
         check_arguments(Policy.check, locals())
         self._check_sizes(plan)
-        self._check_mechanism(plan)
+        _check_one_of("mechanism", MechanismName.of(plan.mechanism), self.mechanisms)
+        width, most = noise_width(plan.codec, plan.mechanism)
+        _check_at_most("width of a client's noise", width, most)
         refusals = []
         for protocol in sorted(self.protocols, key=lambda each: each is not plan.protocol):  # the plan's own first
             try:
@@ -257,7 +241,8 @@ class Policy:
         _check_at_least("noise multiplier", multiplier, self.least_noise_multiplier)
         for observer, noise in (("server", whole), (f"colluding({colluders})", left)):
             _check_at_most(f"epsilon against {observer}", _epsilon(plan, noise), self.most_epsilon)
-        _check_colluders(plan, colluders)
+        # With fewer than the client counts on, its account, which goes by the plan's number, would charge too little.
+        _check_at_least("colluders", plan.colluders, colluders)
 
     def _check_sizes(self, plan: Plan) -> None:
         clip = plan.update_clip if plan.adaptive_clip is None else plan.adaptive_clip.most
@@ -294,11 +279,6 @@ class Policy:
         """Refuse to use this client's data for what it does not serve."""
         check_arguments(Policy.require_request, locals())
         _check_one_of("request", request, self.requests)
-
-    def _check_mechanism(self, plan: Plan) -> None:
-        _check_one_of("mechanism", MechanismName.of(plan.mechanism), self.mechanisms)
-        width, most = noise_width(plan.codec, plan.mechanism)
-        _check_at_most("width of a client's noise", width, most)
 
     def colluders(self, plan: Plan, enrolled: Enrolled | None) -> int:
         """Return how many of a cohort this client wants to be safe from, whatever number the plan has."""
@@ -338,11 +318,6 @@ def _epsilon(plan: Plan, noise: Noise | None) -> float:
     if plan.unit is Unit.RECORD:  # every vector that a silo may send, behind its own coins
         return run_guarantee(release, plan.max_attempts, SERVER, plan.delta, plan.max_participations).epsilon
     return client_epsilon([release] * plan.max_participations, plan.delta)
-
-
-def _check_colluders(plan: Plan, colluders: int) -> None:
-    """Refuse a plan that counts on fewer than the client does: the client's account goes by the plan's number."""
-    _check_at_least("colluders", plan.colluders, colluders)
 
 
 def default_refusal(target: PrivacyTarget, plan: Plan) -> str:

@@ -84,7 +84,7 @@ class MetricScheme:
         """Return the vectors of some records, all parts side by side."""
         scores, labels = records[:, :-1], records[:, -1].astype(np.int64)
         guesses = np.argmax(scores, axis=1)
-        is_right = guesses == labels
+        is_right, edges = guesses == labels, np.linspace(0, 1, self.bins + 1)
         parts = []
         for name in self.sizes:
             match name:
@@ -99,16 +99,13 @@ class MetricScheme:
                 case MetricName.CONFUSION:
                     parts.append(one_hot(labels * self.classes + guesses, self.classes**2))
                 case MetricName.CALIBRATION:
-                    parts.append(self._binned(scores.max(1), is_right.astype(np.int64)))
+                    cells = is_right.astype(np.int64) * self.bins + bin_of(scores.max(1), edges)
+                    parts.append(one_hot(cells, 2 * self.bins))
                 case MetricName.AUROC:
-                    parts.append(self._binned(scores[:, 1], labels))
+                    parts.append(one_hot(labels * self.bins + bin_of(scores[:, 1], edges), 2 * self.bins))
                 case _:
                     parts.append(np.ones((len(records), 1)))
         return np.concatenate(parts, axis=1)
-
-    def _binned(self, scores: Array, side: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Array:
-        edges = np.linspace(0, 1, self.bins + 1)
-        return one_hot(side * self.bins + bin_of(scores, edges), 2 * self.bins)
 
     def decode(self, total: Array, sigma: float, clients: int) -> tuple[Metrics, Metrics]:
         """Return the metrics and their standard errors, from a sum with noise of `sigma` in each coordinate."""
@@ -120,9 +117,24 @@ class MetricScheme:
             mean = parts[name] / count
             match name:
                 case MetricName.CALIBRATION:
-                    value[name], error[name] = _calibration_error(mean, share)
+                    # A bin adds |right - middle x (right + wrong)|. Noise alone makes that positive, so each bin is
+                    # taken to be zero unless it exceeds its standard deviation.
+                    wrong, right = np.split(mean, 2)
+                    middles = (np.arange(len(right)) + 0.5) / len(right)
+                    gaps = np.abs(right - middles * (right + wrong))
+                    spreads = share * np.hypot(1 - middles, middles)
+                    value[name] = np.asarray(gaps[gaps > spreads].sum())
+                    error[name] = np.asarray(np.linalg.norm(spreads))
                 case MetricName.AUROC:
-                    value[name], error[name] = _auroc(mean, share)
+                    # The chance that a record of class 1 has the higher score, ties counted half.
+                    negative, positive_ = np.split(mean, 2)
+                    below = np.cumsum(negative) - negative / 2
+                    above = np.cumsum(positive_[::-1])[::-1] - positive_ / 2
+                    totals = max(negative.sum(), share), max(positive_.sum(), share)
+                    area = float(positive_ @ below) / (totals[0] * totals[1])
+                    slopes = (above / totals[1] - area) / totals[0], (below / totals[0] - area) / totals[1]
+                    value[name] = np.asarray(np.clip(area, 0, 1))
+                    error[name] = np.asarray(share * np.linalg.norm(np.concatenate(slopes)))
                 case _:
                     scale = self.max_loss if name is MetricName.LOSS else 1.0
                     spread = np.full_like(mean, scale * share)
@@ -131,31 +143,6 @@ class MetricScheme:
                     shape = (self.classes, self.classes) if name is MetricName.CONFUSION else ()
                     value[name], error[name] = (scale * mean).reshape(shape), spread.reshape(shape)
         return value, error
-
-
-def _calibration_error(mean: Array, noise: float) -> tuple[Array, Array]:
-    """Return the mean distance between score and accuracy over bins, and its standard error.
-
-    A bin adds |right - middle x (right + wrong)|. Noise alone makes that positive, so each bin is taken to be zero
-    unless it exceeds its standard deviation.
-    """
-    wrong, right = np.split(mean, 2)
-    middles = (np.arange(len(right)) + 0.5) / len(right)
-    gaps = right - middles * (right + wrong)
-    spreads = noise * np.hypot(1 - middles, middles)
-    kept = np.abs(gaps) > spreads
-    return np.asarray(np.abs(gaps[kept]).sum()), np.asarray(np.linalg.norm(spreads))
-
-
-def _auroc(mean: Array, noise: float) -> tuple[Array, Array]:
-    """Return the chance that a record of class 1 has the higher score, ties counted half, and its standard error."""
-    negative, positive_ = np.split(mean, 2)
-    below = np.cumsum(negative) - negative / 2
-    above = np.cumsum(positive_[::-1])[::-1] - positive_ / 2
-    totals = max(negative.sum(), noise), max(positive_.sum(), noise)
-    area = float(positive_ @ below) / (totals[0] * totals[1])
-    slopes = np.concatenate([(above / totals[1] - area) / totals[0], (below / totals[0] - area) / totals[1]])
-    return np.asarray(np.clip(area, 0, 1)), np.asarray(noise * np.linalg.norm(slopes))
 
 
 def scored_records(scores: object, labels: object, whose: str, classes: int | None = None) -> Array:

@@ -228,7 +228,19 @@ def private_table(
     cells = int(np.prod(shape, dtype=object))
     if cells > MOST_CELLS:
         raise ConfigError(f"a table must have at most {MOST_CELLS} cells, got {cells}")
-    own = [_cells(each, variables, at) for at, each in enumerate(clients_of(rows, "rows"))]
+    own = []
+    for client, held in enumerate(clients_of(rows, "rows")):
+        if isinstance(held, (str, bytes)) or not isinstance(held, (Sequence, np.ndarray)):
+            raise ConfigError(f"rows of client {client} must be a list, got {type(held).__name__}")
+        found = []
+        for row in held:
+            entries = list(row) if isinstance(row, (tuple, list, np.ndarray)) else [row]
+            try:
+                places = [known.get(entry, -1) for known, entry in zip(variables, entries, strict=True)]
+            except (TypeError, ValueError):  # an entry that cannot be looked up, or too few or too many of them
+                places = [-1]
+            found.append(-1 if min(places) < 0 else int(np.ravel_multi_index(places, shape)))
+        own.append(np.array(found, dtype=np.float64))
     code = RecordCode(lambda part: one_hot(part.astype(np.int64), cells), cells, 1.0)
     released = release_records("table", own, code, max_values, terms)
     return released.computed(released.value.reshape(shape), released.standard_error.reshape(shape))
@@ -302,18 +314,3 @@ def cumulative_root(count: int) -> Array:
     entries = np.concatenate([[1.0], np.cumprod((2 * steps - 1) / (2 * steps))])
     behind = np.subtract.outer(np.arange(count), np.arange(count))
     return np.where(behind >= 0, entries[np.abs(behind)], 0.0)
-
-
-def _cells(rows: object, variables: list[dict[object, int]], client: int) -> Array:
-    """Return the cell of each row of a client; -1 for a row with an unknown category, or without one per variable."""
-    if isinstance(rows, (str, bytes)) or not isinstance(rows, (Sequence, np.ndarray)):
-        raise ConfigError(f"rows of client {client} must be a list, got {type(rows).__name__}")
-    shape, found = tuple(len(each) for each in variables), []
-    for row in rows:
-        entries = list(row) if isinstance(row, (tuple, list, np.ndarray)) else [row]
-        try:
-            places = [known.get(entry, -1) for known, entry in zip(variables, entries, strict=True)]
-        except (TypeError, ValueError):  # an entry that cannot be looked up, or too few or too many of them
-            places = [-1]
-        found.append(-1 if min(places) < 0 else int(np.ravel_multi_index(places, shape)))
-    return np.array(found, dtype=np.float64)

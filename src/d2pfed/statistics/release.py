@@ -270,18 +270,13 @@ def release_records(
         if most is not None:
             raise ConfigError(f"max_values is for the unit client, got {most} and the unit record")
         coded = [CodedRecords(code, records) for records in clients]
-        return _counting("each record once", release(name, coded, code.dimension, code.bound, terms))
-    cap = None if most is None else positive("max_values", most)
-    vectors = [code.of_client(records, cap) for records in clients]
-    found = release(name, vectors, code.dimension, code.bound * (1.0 if cap is None else cap), terms)
-    return _counting(
-        "clients, by shares of their values" if cap is None else f"values, up to {cap:g} a client", found
-    )
-
-
-def _counting(what: str, found: Statistic[Array]) -> Statistic[Array]:
-    """Return a statistic whose name says what counts in it."""
-    return replace(found, name=f"{found.name} (counting {what})")
+        found, counted = release(name, coded, code.dimension, code.bound, terms), "each record once"
+    else:
+        cap = None if most is None else positive("max_values", most)
+        vectors = [code.of_client(records, cap) for records in clients]
+        found = release(name, vectors, code.dimension, code.bound * (1.0 if cap is None else cap), terms)
+        counted = "clients, by shares of their values" if cap is None else f"values, up to {cap:g} a client"
+    return replace(found, name=f"{found.name} (counting {counted})")
 
 
 def _plan(target: PrivacyTarget, bound: float) -> Plan:
