@@ -33,7 +33,7 @@ from d2pfed.ledger.files import create_file
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy
 from d2pfed.plan import PrivacyTarget, ProtocolChoice, calibrate
 from d2pfed.round import Attempt, Participant, gather, session_of
-from d2pfed.round.aggregation import InProcess
+from d2pfed.round.aggregation import InProcess, Machine
 
 if TYPE_CHECKING:
     from d2pfed.flower.runtime import AppSource, Runtime
@@ -72,7 +72,7 @@ def rehearse() -> None:
         )
         plan = calibrate(target)
         session = session_of(plan, Attempt("rehearsal", 0, 0), tuple(range(count)))
-        machines = {}
+        machines = dict[int, Machine]()
         for client in session.cohort:
             own = Participant(plan=plan, client=client, entropy=Entropy.system(), participations=0)
             machines[client] = own.join(session, lambda _task, _model: update)
@@ -213,14 +213,14 @@ def main() -> None:
         log.setLevel(logging.INFO)
         bypass_proxies()
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        certificates: bytes | None = None
+        secret: bytes | None = None
         process: subprocess.Popen[bytes] | None = None
-        files = (chosen.root_certificates, chosen.secret)
         with ExitStack() as stack:
             if supernode:
                 address, secret, process = stack.enter_context(started_supernode(supernode))
-                certificates = None
             else:
-                address = chosen.runtime
+                address, files = chosen.runtime, (chosen.root_certificates, chosen.secret)
                 certificates, secret = (None if file is None else file.read_bytes() for file in files)
             from d2pfed.flower.runtime import LocalApp, PinnedApp, Runtime  # noqa: PLC0415
 

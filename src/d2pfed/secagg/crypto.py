@@ -40,9 +40,13 @@ _read_public = lru_cache(maxsize=1 << 12)(
     X25519PublicKey.from_public_bytes
 )  # a simulation reads each for every client
 
-# How a client finds the secret that it shares with the owner of a public key: outside of simulations, it computes it.
+# How a client finds the secret that it shares with the owner of a public key.
 Agree = Callable[[Agreement, bytes], bytes]
-agree: Agree = Agreement.agree
+
+
+def agree(own: Agreement, public: bytes) -> bytes:
+    """Compute the secret: what every client does outside of simulations."""
+    return own.agree(public)
 
 
 class PairSecrets:
