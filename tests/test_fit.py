@@ -613,7 +613,7 @@ BAD = [
     ),
     ({"privacy": {"sampling": "twice"}}, "sampling must be one of fixed, once, none, got 'twice'"),
     ({"privacy": {"against": "nobody"}}, "against must be released, server, client, alone"),
-    ({"privacy": {"population": 3}}, "the privacy target has population 3, and fit finds 60"),
+    ({"privacy": {"population": 3}}, "the privacy target has population 3, and fit has 60"),
     ({"privacy": {"rounds": 9}}, "the privacy target has rounds 9, and fit is given 3"),
     ({"privacy": {"sampling": "fixed"}, "rounds": None}, "unless sampling is once"),
     ({"early_stop": 3, "validation": held_out()}, "early_stop must be an EarlyStop or None, got int"),
