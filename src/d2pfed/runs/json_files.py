@@ -95,14 +95,15 @@ def _build(hint: Any, plain: Any, where: str) -> object:  # noqa: ANN401 - JSON 
         _require(isinstance(plain, dict), where, "an object", plain)
         return {name: _build(get_args(hint)[1], item, f"{where}, {name}") for name, item in plain.items()}
     if dataclasses.is_dataclass(hint):
+        kind: Any = hint
         _require(isinstance(plain, dict), where, "an object", plain)
         found = {}
         for item in dataclasses.fields(hint):
             if item.name not in plain:
                 raise DamagedFile(f"{where} is damaged: it has no `{item.name}`")
-            found[item.name] = _build(_hints(hint)[item.name], plain[item.name], f"{where}, {item.name}")
+            found[item.name] = _build(_hints(kind)[item.name], plain[item.name], f"{where}, {item.name}")
         try:
-            return cast("type", hint)(**found)
+            return kind(**found)
         except ConfigError as error:
             raise DamagedFile(f"{where} is damaged: {error}") from error
     if issubclass(hint, Enum):
