@@ -21,7 +21,7 @@ from d2pfed.cli.train import EXHAUSTED
 from d2pfed.learning import LocalTraining, build_model, load_task
 from d2pfed.ledger import verify
 from d2pfed.numerics.randomness import Entropy, Stream
-from d2pfed.plan import PrivacyTarget
+from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.runs import RoundRecord
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
@@ -84,7 +84,7 @@ def job_of(rounds: int) -> Job:
         fidelity=Fidelity.SUM,
         seed=None,
     )
-    return Job.of(settings, task, model)
+    return Job.with_plan(settings, task, model, calibrate(settings.target))
 
 
 def run(rounds: int, directory: Path) -> Watch:

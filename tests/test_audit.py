@@ -32,7 +32,7 @@ from d2pfed.learning import LocalTraining, RecordTrainer, build_model, load_task
 from d2pfed.noise import mechanisms
 from d2pfed.noise.mechanisms import Share
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.plan import PrivacyTarget
+from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.simulation import Dropouts, Fidelity, SerialBackend
 from d2pfed.training import ServerOptimizer
 from support.adjacencies import OF_CLIENTS
@@ -258,7 +258,7 @@ def job_of(task, fidelity=Fidelity.SUM, **wanted):
         fidelity=fidelity,
         seed=None,
     )
-    return Job.of(settings, task, build_model("logistic", task, seed=0))
+    return Job.with_plan(settings, task, build_model("logistic", task, seed=0), calibrate(settings.target))
 
 
 def job(epsilon, mechanism="centered"):

@@ -369,6 +369,27 @@ def test_what_once_ended_in_a_traceback_is_one_line(monkeypatch, capsys, words, 
     assert rule in err
 
 
+def test_the_name_of_a_file_may_be_no_text(run):
+    assert run("ledger create \udc80 --epsilon 1 --delta 1e-5")[0] == 0
+    status, out, _ = run("ledger verify \udc80")
+    assert status == 0
+    assert out.startswith("\\udc80 holds together")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train --config /dev/full",
+        "ledger create made --epsilon 1 --delta 1e-5 --declare /dev/full",
+        f"roster show /dev/full {'00' * 32}",
+    ],
+)
+def test_a_device_that_never_ends_is_not_read(run, line):
+    if line.startswith("roster"):
+        pytest.importorskip("flwr")
+    assert run(line) == (2, "", "d2pfed: /dev/full must be a file, got a device\n")
+
+
 @pytest.mark.parametrize(
     "error",
     [

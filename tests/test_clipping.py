@@ -656,7 +656,7 @@ def job(parts, clip="auto(0.4)") -> Job:
         fidelity=Fidelity.SUM,
         seed=7,
     )
-    return Job.of(settings, *parts)
+    return Job.with_plan(settings, *parts, calibrate(wanted))
 
 
 def clips(path):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import d2pfed
 from d2pfed.api.complete_target import scope_of
@@ -612,7 +613,7 @@ BAD = [
     ),
     ({"privacy": {"sampling": "twice"}}, "sampling must be one of fixed, once, none, got 'twice'"),
     ({"privacy": {"against": "nobody"}}, "against must be released, server, client, alone"),
-    ({"privacy": {"population": 3}}, "the privacy target has population 3, and fit finds 60"),
+    ({"privacy": {"population": 3}}, "the privacy target has population 3, and fit has 60"),
     ({"privacy": {"rounds": 9}}, "the privacy target has rounds 9, and fit is given 3"),
     ({"privacy": {"sampling": "fixed"}, "rounds": None}, "unless sampling is once"),
     ({"early_stop": 3, "validation": held_out()}, "early_stop must be an EarlyStop or None, got int"),
@@ -692,6 +693,44 @@ def test_data_that_cannot_be_measured_are_refused_before_the_charge(owner):
     with pytest.raises(ConfigError, match=f"the {owner} data cannot be measured"):
         d2pfed.fit(linear(), pairs(), **PRIVATE, **{owner: wrong}, directory="r")
     assert not Path("r").exists()
+
+
+class Stream(IterableDataset):
+    """Examples of five columns, read from one source."""
+
+    def __init__(self, source):
+        self.source = source
+
+    def __iter__(self):
+        return self.source if isinstance(self.source, Iterator) else iter(self.source)
+
+
+WIDE = [(torch.zeros(5), 0)] * 8
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"test": lambda: (torch.zeros(8, 5), torch.zeros(8).long())},
+        {"test": lambda: iter(WIDE)},
+        {"test": iter(WIDE)},
+        {"validation": iter(WIDE)},
+        {"validation": held_out},  # a function opens test data only
+        {"validation": Stream(WIDE)},
+        {"test": DataLoader(Stream(WIDE), batch_size=4)},
+    ],
+)
+def test_held_out_data_that_are_yet_to_be_read_are_tried_before_the_charge(wrong):
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} (data cannot be measured|must hold a pair)"):
+        d2pfed.fit(linear(), pairs(), **PRIVATE, **wrong, directory="r")
+    assert not Path("r").exists()
+
+
+def test_data_that_can_be_read_only_once_are_left_for_the_end():
+    source = iter([(torch.zeros(4), 0)] * 8)
+    found = d2pfed.fit(linear(), pairs(), **PRIVATE, test=DataLoader(Stream(source), batch_size=4), directory="r")
+    assert found.test_metrics["loss"] > 0
+    assert next(source, None) is None
 
 
 def test_an_unknown_optimizer_is_refused_with_those_that_have_a_name():

@@ -1,7 +1,12 @@
 """Where `fit` trains clients: worker processes only where they are safe and worth it."""
 
+import os
+import signal
+import subprocess
 import sys
+import time
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -131,6 +136,48 @@ def test_the_tensors_of_many_clients_are_sent_without_a_file_for_each():
     assert torch.equal(again.trainer.clients.examples(399).inputs, rows[399])
 
 
+KILLED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+import torch
+from d2pfed.api import backends
+from d2pfed.api.settings import BackendName
+from d2pfed.learning import LocalTraining, UserClients, trainer_for, user_model
+
+if __name__ == "__main__":
+    if sys.argv[1] == "as torch sends it":
+        backends.TolerantTrainer = lambda trainer: trainer
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()  # so that workers start afresh
+    clients = UserClients.of([(torch.zeros(2, 3), torch.zeros(2).long())] * 4, None, torch.device("cpu"))
+    made = trainer_for(user_model(torch.nn.Linear(3, 2)), clients, LocalTraining())
+    params = made.model.initial()
+    workers, line = backends.start_backend(
+        BackendName.PROCESSES, made, (params, 0), seconds=1e6, workers=2, is_ours=True
+    )
+    assert "start afresh" in line and len(list(workers.train(params, range(4), 0))) == 4
+    maps = [Path(f"/proc/{each}/maps").read_text() for each in workers.processes()]
+    print(any("/dev/shm/" in each for each in maps), *workers.processes(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not say what a process maps")
+@pytest.mark.parametrize("way", ["as we send it", "as torch sends it"])
+def test_a_killed_run_leaves_no_worker_and_nothing_in_shared_memory(way, tmp_path):
+    """Torch shares tensors in files of /dev/shm, which a kill at the wrong moment would leave there."""
+    script = tmp_path / "script.py"
+    script.write_text(KILLED)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [sys.executable, str(script), way], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    shares, *processes = done.stdout.split()
+    assert shares == str(way == "as torch sends it")
+    while any(Path(f"/proc/{process}").exists() for process in processes):
+        time.sleep(0.05)
+
+
 def test_other_devices_keep_clients_here(workers):
     made = SimpleNamespace(model=SimpleNamespace(device=torch.device("cuda"), initial=lambda: None))
     backend, line = start(made)
@@ -159,6 +206,28 @@ def test_a_late_client_that_does_not_fit_is_refused_before_the_charge(name, tmp_
         with pytest.raises(ConfigError, match=r"^client 103\b"):
             d2pfed.fit(nn.Linear(4, 2), held, **PRIVATE, directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+SILOS = {
+    "privacy": {"unit": "record", "adjacency": "zero-out", "epsilon": 20.0, "delta": 1e-3, "batch_rate": 0.2},
+    "rounds": 2,
+    "seed": 1,
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_late_silo_that_does_not_fit_is_refused_before_the_charge(name, tmp_path):
+    silos = [*GOOD[:13], BAD[name], *GOOD[14:20]]
+    for held in (silos, dict(enumerate(silos))):
+        with pytest.raises(ConfigError, match=r"^client 13\b"):
+            d2pfed.fit(nn.Linear(4, 2), held, **SILOS, directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_the_trial_records_of_another_label_are_charged_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(backends, "try_silos", lambda *_: None)
+    silos = [*GOOD[:13], BAD["a negative label"], *GOOD[14:20]]
+    assert d2pfed.fit(nn.Linear(4, 2), silos, **SILOS, directory=tmp_path / "run").summary.charged == 2
 
 
 def late(client):

@@ -68,7 +68,7 @@ def test_a_whole_target_is_kept():
         ({"epsilon": 1.0}, {"num-server-rounds": 1}, "must state its population"),
         ({"epsilon": 1.0, "population": 5}, {}, "must state its rounds"),
         ({"epsilon": 1.0, "population": 5, "dimension": 9}, {}, "has dimension 9, and the app has 7"),
-        ({"epsilom": 1.0}, {}, "has no 'epsilom'"),
+        ({"epsilom": 1.0}, {}, "privacy has no field 'epsilom' .did you mean epsilon"),
     ],
 )
 def test_what_cannot_be_derived_is_said(privacy, config, rule):

@@ -233,7 +233,7 @@ def test_a_run_goes_on_with_another_backend_and_the_same_ledger(cluster, tmp_pat
         fidelity=Fidelity.SUM,
         seed=7,
     )
-    job = Job.of(settings, task, model)
+    job = Job.with_plan(settings, task, model, calibrate(settings.target))
     paths = tmp_path / "mixed" / "run", tmp_path / "alone" / "run"
     first = job.execute(paths[0], None, lambda progress: progress.round < 2, RayBackend(job.trainer(), 2, None))
     assert (first.rounds, first.stopped) == (2, "interrupted")

@@ -14,7 +14,7 @@ from d2pfed.api import Job, Settings
 from d2pfed.cli import main
 from d2pfed.errors import D2PFedError
 from d2pfed.learning import LocalTraining, Optimizer, build_model, load_task
-from d2pfed.plan import MechanismName, PrivacyTarget
+from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
 from d2pfed.runs import RoundRecord, RunSummary
 from d2pfed.runs.json_files import from_json, to_json
 from d2pfed.runs.report import read_report, write_report
@@ -48,7 +48,7 @@ def job(kind: MechanismName, scheme: Sampling, rounds: int, cohort: int = 10) ->
         fidelity=Fidelity.SUM,
         seed=5,
     )
-    return Job.of(settings, task, model)
+    return Job.with_plan(settings, task, model, calibrate(settings.target))
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from d2pfed.api import Job, Settings
 from d2pfed.errors import ConfigError, D2PFedError, DamagedFile, LedgerError
 from d2pfed.learning import LocalTraining, build_model, load_task
 from d2pfed.ledger import Ledger, read_rows, verify
-from d2pfed.plan import PrivacyTarget
+from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.round import Outcome, Participant, run_plan
 from d2pfed.runs import ArrayShape, Checkpoint, End, RoundRecord, RunDirectory, RunSettings, RunSummary, open_run
 from d2pfed.runs.json_files import from_json, to_json
@@ -54,7 +54,8 @@ def settings(model, **changes) -> Settings:
 
 
 def job(parts, **changes) -> Job:
-    return Job.of(settings(parts[1], **changes), *parts)
+    wanted = settings(parts[1], **changes)
+    return Job.with_plan(wanted, *parts, calibrate(wanted.target))
 
 
 def spared(model, spare: int) -> PrivacyTarget:

@@ -13,7 +13,7 @@ from numbers import Integral, Number, Rational, Real
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from d2pfed.errors import ConfigError, shown
+from d2pfed.errors import ConfigError, closest, shown
 
 Kind = TypeVar("Kind")
 
@@ -108,6 +108,20 @@ def check_types(settings: object) -> None:
         value = getattr(settings, each.name)
         if not (value is None and (each.optional or each.filled_in)):
             object.__setattr__(settings, each.name, _converted(each, value))
+
+
+def checked_fields(kind: type, given: object, name: str) -> dict[str, Any]:
+    """Return a dictionary of some fields of a settings class; refuse anything else, and names that it lacks."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"{name} must be a {kind.__name__}, a dictionary of its fields, or None, got {type(given).__name__}"
+        )
+    known = [each.name for each in dataclasses.fields(kind)]
+    for key in given:
+        if key not in known:
+            near = "".join(f" (did you mean {each}?)" for each in closest(str(key), known))
+            raise ConfigError(f"{name} has no field {key!r}{near}; its fields are {', '.join(known)}")
+    return dict(given)
 
 
 def convert(kind: type, values: Mapping[str, object]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def job(seed: int | None = None, **changes: object) -> Job:
         fidelity=Fidelity.SUM,
         seed=seed,
     )
-    return Job.of(settings, task, model)
+    return Job.with_plan(settings, task, model, calibrate(settings.target))
 
 
 def train_silos(path: Path, **changes: object) -> Path:

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 
 from d2pfed.accounting import Unit
 from d2pfed.api.settings import BackendName, RunOptions
-from d2pfed.api.trial import TolerantTrainer, UserTrainer, WeightedTrainer, clients_to_try, explained, first_line
+from d2pfed.api.trial import (
+    TolerantTrainer,
+    UserTrainer,
+    WeightedTrainer,
+    clients_to_try,
+    explained,
+    first_line,
+    try_silos,
+)
 from d2pfed.errors import ConfigError, needs_extra
 from d2pfed.learning import PersonalTrainer, RecordTrainer, UserClients, packed, trainer_for, use_one_thread
 from d2pfed.noise.codec import FloatVector
@@ -53,7 +61,7 @@ def start_backend(
     if name is BackendName.AUTO and (seconds < WORTH_SECONDS or count < 2):
         return here, "Clients are trained in this process, by one thread: there is little to do."
     if is_ours:
-        forked, why = start_workers(trainer, workers, use_one_thread)
+        forked, why = start_workers(TolerantTrainer(trainer), workers, use_one_thread)
         return forked, why or f"Clients are trained by {count} worker processes."
     if reason := _unsafe(trainer):
         if name is BackendName.PROCESSES:
@@ -78,6 +86,8 @@ def backend_for(job: "Job", options: RunOptions, path: Path) -> tuple[Backend, s
     if plan is not None and plan.unit is Unit.RECORD:
         if name in (BackendName.PROCESSES, BackendName.RAY):
             raise ConfigError("worker processes cannot be used with the unit record: its silos share chunks")
+        if isinstance(job.clients, UserClients):
+            try_silos(job.model, params, job.clients)
         with explained("gradients cannot be taken record by record"):
             tried = RecordTrainer(job.model, job.clients, job.groups).tried(params, plan.divisor)
         how = (

@@ -3,11 +3,11 @@
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from d2pfed.accounting import SERVER, Adjacency, CohortSampling, Sampling, Unit
-from d2pfed.errors import ConfigError, closest
+from d2pfed.errors import ConfigError
+from d2pfed.fields import checked_fields
 from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget, RotationName
 from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, MOST_COHORT, MOST_ROUNDS, check_range
 from d2pfed.plan.calibrate import ideal_multiplier
@@ -67,11 +67,15 @@ def scope_of(
     rounds = _count("rounds", rounds, asked, MOST_ROUNDS)
     cohort_size = _count("cohort_size", cohort_size, asked, MOST_COHORT)
     if asked is None:
-        return _in_the_clear(population, rounds, cohort_size)
-    for name, value in (("dimension", dimension), ("population", population)):
-        if getattr(asked, name) not in (None, value):
-            raise ConfigError(f"the privacy target has {name} {getattr(asked, name)}, and fit finds {value}")
-    asked = replace(asked, dimension=dimension, population=population)
+        if rounds is None or cohort_size is None:
+            raise ConfigError("rounds and cohort_size must be given for training in the clear")
+        if cohort_size > population:
+            raise ConfigError(f"cohort_size must be at most the population {population}, got {cohort_size}")
+        method = Sampling.ONCE if rounds * cohort_size <= population else Sampling.FIXED
+        each = "each client in at most one round" if method is Sampling.ONCE else "a fresh cohort in each round"
+        note = f"In the clear, {each}: it protects nobody."
+        return Scope(None, CohortSampling(method, population, cohort_size), rounds, (note,))
+    asked = asked.completed("fit", dimension=dimension, population=population)
     if population == 1 and asked.delta is None:
         raise ConfigError(
             "one client cannot hide among others: split the data over clients, or state delta (population^-1.1 is 1)"
@@ -181,31 +185,6 @@ def _least_size(target: PrivacyTarget, holds: Callable[[int], bool]) -> int | No
 def _most_rounds(blocks: int) -> int:
     """Return the most rounds that leave a tenth of them in reserve; a single block has none."""
     return max(1, 10 * blocks // 11)
-
-
-def checked_fields(kind: type, given: object, name: str) -> dict[str, Any]:
-    """Return a dictionary of some fields of a settings class; refuse anything else, and names that it lacks."""
-    if not isinstance(given, Mapping):
-        raise ConfigError(
-            f"{name} must be a {kind.__name__}, a dictionary of its fields, or None, got {type(given).__name__}"
-        )
-    known = [each.name for each in fields(kind)]
-    for key in given:
-        if key not in known:
-            near = "".join(f" (did you mean {each}?)" for each in closest(str(key), known))
-            raise ConfigError(f"{name} has no field {key!r}{near}; its fields are {', '.join(known)}")
-    return dict(given)
-
-
-def _in_the_clear(population: int, rounds: int | None, cohort_size: int | None) -> Scope:
-    if rounds is None or cohort_size is None:
-        raise ConfigError("rounds and cohort_size must be given for training in the clear")
-    if cohort_size > population:
-        raise ConfigError(f"cohort_size must be at most the population {population}, got {cohort_size}")
-    method = Sampling.ONCE if rounds * cohort_size <= population else Sampling.FIXED
-    each = "each client in at most one round" if method is Sampling.ONCE else "a fresh cohort in each round"
-    note = f"In the clear, {each}: it protects nobody."
-    return Scope(None, CohortSampling(method, population, cohort_size), rounds, (note,))
 
 
 def _count(name: str, given: object, asked: PrivacyTarget | None, most: int) -> int | None:

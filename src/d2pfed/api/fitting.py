@@ -71,7 +71,7 @@ def fit(
         cohort_size: How many clients are asked in a round; None chooses, as above.
         population: How many clients there are, where `clients` is a function or a task.
         validation: A data set to choose by, measured after rounds.
-        test: A data set to report on, opened once at the end.
+        test: A data set to report on, or a function that opens it; measured once, at the end.
         loss: From outputs and targets to the loss of each example or their mean; None is the cross entropy.
         metrics: Functions of all outputs and all targets, by name; None is the accuracy where loss is a cross entropy.
         lr: The clients' learning rate; where the unit is a record, a factor of the server's.

@@ -129,11 +129,6 @@ class Job:
     fingerprint: Mapping[str, str] = field(default_factory=dict, repr=False)  # of module, functions and data
 
     @staticmethod
-    def of(settings: Settings, task: Task, model: Model) -> "Job":
-        """Plan a run over a named task."""
-        return Job.with_plan(settings, task, model, calibrate(settings.target, settings.max_weight))
-
-    @staticmethod
     def with_plan(settings: Settings, task: Task, model: Model, plan: Plan | None) -> "Job":
         """Return a run over a named task by this plan; None: in the clear, by the target's rounds and cohorts."""
         return Job(
@@ -317,50 +312,47 @@ def plan_job(
             early_stop=early_stop,
             max_weight=training.max_weight,
         )
-        return replace(
-            Job.with_plan(settings, work.task, model, plan),
-            evaluator=work.evaluator,
-            groups=training.groups,
-            weights=weights,
-            notes=scope.notes,
-            fingerprint=work.fingerprint,
-            own_local=local,
+        job = Job.with_plan(settings, work.task, model, plan)
+    else:
+        kept = () if work.whole is None else tuple(each for each in work.whole.names if each not in model.names)
+        user_settings = RunSettings(
+            title=work.title,
+            data=work.data,
+            target=scope.target,
+            rounds=scope.rounds,
+            optimizer=server,
+            arrays=array_shapes(model),
+            seed=seed,
+            stop_is_blind=options.stop_is_blind,
+            details=Details(
+                local=local.described(),
+                cohort_size=scope.sampling.cohort_size,
+                loss=work.loss,
+                fixed=fixed_digest(model),
+                early_stop=early_stop,
+                max_weight=training.max_weight,
+                unit=None if training.groups is None else "owner",
+                personal=kept or None,
+                dropouts=None if options.dropouts == Dropouts() else options.dropouts,
+                fidelity=None if options.fidelity is Fidelity.SUM else options.fidelity,
+            ),
         )
-    kept = () if work.whole is None else tuple(each for each in work.whole.names if each not in model.names)
-    user_settings = RunSettings(
-        title=work.title,
-        data=work.data,
-        target=scope.target,
-        rounds=scope.rounds,
-        optimizer=server,
-        arrays=array_shapes(model),
-        seed=seed,
-        stop_is_blind=options.stop_is_blind,
-        details=Details(
-            local=local.described(),
-            cohort_size=scope.sampling.cohort_size,
-            loss=work.loss,
-            fixed=fixed_digest(model),
-            early_stop=early_stop,
-            max_weight=training.max_weight,
-            unit=None if training.groups is None else "owner",
-            personal=kept or None,
-            dropouts=None if options.dropouts == Dropouts() else options.dropouts,
-            fidelity=None if options.fidelity is Fidelity.SUM else options.fidelity,
-        ),
-    )
-    made = digest(canonical.encode(user_settings), model.initial().tobytes()).hex()[:8]
-    return Job(
-        settings=user_settings,
-        name=f"{work.title.lower()}-{made}",
-        plan=plan,
-        sampling=scope.sampling,
-        model=model,
-        clients=clients,
+        made = digest(canonical.encode(user_settings), model.initial().tobytes()).hex()[:8]
+        job = Job(
+            settings=user_settings,
+            name=f"{work.title.lower()}-{made}",
+            plan=plan,
+            sampling=scope.sampling,
+            model=model,
+            clients=clients,
+            evaluator=work.evaluator,
+        )
+    return replace(
+        job,
         evaluator=work.evaluator,
         groups=training.groups,
         weights=weights,
-        notes=(*scope.notes, *((_KEPT,) if work.whole is not None else ())),
+        notes=scope.notes if work.whole is None else (*scope.notes, _KEPT),
         fingerprint=work.fingerprint,
         own_local=local,
         whole=work.whole,

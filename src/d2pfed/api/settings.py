@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 
 from d2pfed.accounting import Guarantee
 from d2pfed.accounting.filters import milestones
-from d2pfed.api.complete_target import checked_fields
 from d2pfed.api.progress import Watcher
 from d2pfed.api.result import FitResult
 from d2pfed.errors import ConfigError
-from d2pfed.fields import DATA, RUN, TRAINING, about, check_fields, check_types, documented
+from d2pfed.fields import DATA, RUN, TRAINING, about, check_fields, check_types, checked_fields, documented
 from d2pfed.learning import (
     Collate,
     Forward,

@@ -1,8 +1,9 @@
-"""Which clients are tried before anything is charged, and what becomes of one that fails afterwards."""
+"""Which clients and silos are tried before anything is charged, and what becomes of one that fails afterwards."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from d2pfed.learning import (
     SequentialTrainer,
     UserClients,
     held_by,
+    measure,
     packed,
     unpacked,
 )
@@ -124,11 +126,29 @@ def clients_to_try(clients: UserClients) -> list[int]:
             alike = targets.ndim and len(inputs) == len(targets)
             kind = (alike, *((type(each), each.dtype, tuple(each.shape[1:])) for each in (inputs, targets)))
             kinds.setdefault(kind, []).append(client)
-            if targets.ndim == 1 and len(targets) and "int" in str(targets.dtype):
+            if _are_classes(targets):
                 labels += [(int(targets.min()), client), (int(targets.max()), client)]
     rarest = sorted(kinds.values(), key=len)[:TRIED]
     extremes = [min(labels)[1], max(labels)[1]] if labels else []
     return list(dict.fromkeys([first, *(same[0] for same in rarest), *extremes]))
+
+
+def try_silos(model: Model, params: FloatVector, silos: UserClients) -> None:
+    """Refuse a silo whose rows module and loss do not take: afterwards each such record would count as zero.
+
+    Of the silos of every kind some rows are tried, and those with the least and the greatest label.
+    """
+    for silo in clients_to_try(silos):
+        with explained(f"client {silo} cannot be trained"):
+            rows = silos.examples(silo)
+            chosen = [*range(min(len(rows), TRIED))]
+            if _are_classes(rows.labels):
+                chosen += [int(rows.labels.argmin()), int(rows.labels.argmax())]
+            measure(model, params, [rows.take(np.array(chosen))], {})
+
+
+def _are_classes(targets: Any) -> bool:  # noqa: ANN401 - of torch or numpy, or a tree of them
+    return _is_array(targets) and targets.ndim == 1 and len(targets) > 0 and "int" in str(targets.dtype)
 
 
 def _is_array(value: object) -> bool:

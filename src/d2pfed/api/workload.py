@@ -2,13 +2,13 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -75,17 +75,20 @@ class ModelEvaluator:
             return measure(self.model, params, batches_of(data, owner, self.collate), self.metrics or {})
 
     def rehearse(self, params: FloatVector) -> None:
-        """Measure one batch of each data set by a user's metrics, so that a mistake shows before anything is charged.
+        """Measure one batch of each data set, so that a mistake shows before anything is charged.
 
-        What test data come to is thrown away; data that can be read only once, or are yet to be opened, are left.
+        What test data come to is thrown away, and a task's own stay closed; data that can be read only once are left.
         """
-        if self.metrics is None:
-            return
-        for data, owner in ((self.validation, "validation"), (self.held_out, "test")):
-            if callable(data) or isinstance(data, Iterator):
+        for given, owner in ((self.validation, "validation"), (self.held_out, "test")):
+            if owner == "test" and self.metrics is None:
                 continue
             with explained(f"the {owner} data cannot be measured"):
-                measure(self.model, params, islice(batches_of(data, owner, self.collate), 1), self.metrics)
+                data = given() if owner == "test" and callable(given) else given
+                source: Any = getattr(data, "dataset", data)  # a loader's
+                if hasattr(source, "__getitem__") and hasattr(source, "__iter__") and iter(source) is iter(source):
+                    continue
+                for batch in islice(batches_of(data, owner, self.collate), 1):
+                    self._measured(params, batch, owner)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

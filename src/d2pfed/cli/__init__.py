@@ -6,6 +6,7 @@ import resource
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -109,6 +110,8 @@ def run(app: typer.Typer, name: str) -> None:
     # Else worker processes that start afresh look for Python's own modules in the current directory first, and that may
     # be a run that somebody else has made.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
+    if isinstance(sys.stdout, TextIOWrapper):  # the name of a file may be no text
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         # The parser turns Ctrl-C into a status that it returns; a command itself returns nothing.
         if status := app(sys.argv[1:], prog_name=name, standalone_mode=False):

@@ -35,7 +35,7 @@ from d2pfed.deploy.rosters import (
 from d2pfed.deploy.state import AcceptedRuns
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.client_log import Entry
-from d2pfed.ledger.files import create_file, replace_file
+from d2pfed.ledger.files import create_file, read_given, replace_file
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, decode_plan
 from d2pfed.runs.json_files import read_text
@@ -84,7 +84,7 @@ def enrol(
     roster: Annotated[Path, typer.Argument(help="The signed roster.")],
 ) -> None:
     """Accept a roster from a file; one also comes with each run, and is checked in the same way."""
-    accepted = accept_roster(read_client_config(directory), roster.read_bytes())[0].roster
+    accepted = accept_roster(read_client_config(directory), read_given(roster))[0].roster
     print(f"roster {accepted.serial} with {len(accepted.keys)} clients, good until {_day(accepted.expires)}")
 
 
@@ -258,7 +258,7 @@ def sign(  # noqa: PLR0917 - typer declares options as parameters
     """Sign the next roster; its nonce is drawn here and now, after the server's draws are known."""
     secret = read_secret(key)
     public = signing_public(secret)
-    before = None if previous is None else decode_roster(previous.read_bytes(), public)
+    before = None if previous is None else decode_roster(read_given(previous), public)
     taken = ConfigError(f"{file} is there already: a signed roster is not overwritten")
     if file.exists() or file.is_symlink():
         raise taken
@@ -296,7 +296,7 @@ def show_roster(
     json: AsJson = False,
 ) -> None:
     """Check a roster's signature and print its content."""
-    found = decode_roster(file.read_bytes(), decode_public(authority_key))
+    found = decode_roster(read_given(file), decode_public(authority_key))
     if json:
         keys = {str(client): found.keys[client].hex() for client in found.clients}
         facts = {"serial": found.serial, "issued": found.issued, "expires": found.expires, "depth": found.depth}

@@ -166,8 +166,10 @@ def read_config(context: typer.Context, file: Path | None) -> Path | None:
     """
     if file is None:
         return None
+    from d2pfed.ledger.files import read_given  # noqa: PLC0415 - few commands read a file
+
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        found = tomllib.loads(read_given(file).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not a TOML file: {error}") from None
     known = [each.name for each in context.command.params if each.name and each.name not in ("config", "help")]

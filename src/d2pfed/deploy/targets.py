@@ -1,7 +1,7 @@
 """From a model, a target and what an app's run is told to all that a private strategy needs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import numpy as np
 from d2pfed.accounting import SERVER, Sampling
 from d2pfed.deploy.rosters import SignedRoster, read_roster
 from d2pfed.errors import ConfigError
+from d2pfed.fields import checked_fields
 from d2pfed.plan import PrivacyTarget
 from d2pfed.secagg.trust import Consistency
 
@@ -83,19 +84,13 @@ def complete_target(
     if isinstance(privacy, PrivacyTarget):
         asked = privacy
     else:
-        names = {field.name for field in fields(PrivacyTarget)}
-        if unknown := sorted(set(privacy) - names):
-            raise ConfigError(f"a privacy target has no {unknown[0]!r}; it has {', '.join(sorted(names))}")
-        asked = PrivacyTarget(**{**DEFAULTS, **privacy})  # type: ignore[arg-type]  # it checks its own types
+        asked = PrivacyTarget(**{**DEFAULTS, **checked_fields(PrivacyTarget, privacy, "privacy")})
     known = {"dimension": sum(sizes.values())}
     if roster is not None:
         known["population"] = len(roster.roster.clients)
     if "rounds" in asked.missing and ROUNDS_SETTING in run_config:
         known["rounds"] = int(str(run_config[ROUNDS_SETTING]))
-    for name, value in known.items():
-        if name not in asked.missing and getattr(asked, name) != value:
-            raise ConfigError(f"the privacy target has {name} {getattr(asked, name)}, and the app has {value}")
-    asked = replace(asked, **known)  # type: ignore[arg-type]  # they are numbers
+    asked = asked.completed("the app", **known)
     if missing := sorted(set(asked.missing) - {"cohort_size"}):
         raise ConfigError(
             f"the privacy target must state its {missing[0]}: a roster says the population, and {ROUNDS_SETTING} in "

@@ -52,6 +52,13 @@ def make_directory(path: Path) -> None:
     require_directory(path)
 
 
+def read_given(file: Path) -> bytes:
+    """Return the content of a file that a user names, whoever owns it; a device, which may never end, is refused."""
+    if file.is_char_device() or file.is_block_device():
+        raise ConfigError(f"{file} must be a file, got a device")
+    return file.read_bytes()
+
+
 def read_file(file: Path, *, forbidden: int = OTHERS_MAY_WRITE) -> bytes | None:
     """Return the content of one's own file, or None if there is none; refuses links and forbidden rights of others."""
     try:

@@ -4,7 +4,7 @@ import math
 import re
 from bisect import bisect_left
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
@@ -282,6 +282,13 @@ class PrivacyTarget:
             )
         if self.sampling is Sampling.ONCE and most not in (None, 1):
             raise ConfigError(f"sampling `once` means one participation, got {most}")
+
+    def completed(self, who: str, **known: int) -> "PrivacyTarget":
+        """Return the target with what somebody knows of its fields; refuse one that states something else."""
+        for name, value in known.items():
+            if getattr(self, name) not in (None, value):
+                raise ConfigError(f"the privacy target has {name} {getattr(self, name)}, and {who} has {value}")
+        return replace(self, **known)  # type: ignore[arg-type]  # they are numbers
 
     @property
     def missing(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from d2pfed.errors import ConfigError, DamagedFile
+from d2pfed.ledger.files import read_given
 
 _hints = cache(get_type_hints)
 _NOT_FINITE = {None: math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -68,7 +69,7 @@ def read_text(path: Path) -> str:
     """Return a file's text."""
     require_directory(path.parent)
     try:
-        return path.read_text("utf-8")
+        return read_given(path).decode()
     except FileNotFoundError:
         runs = _runs_in(path.parent, path.name)
         why = (
@@ -94,7 +95,17 @@ def _build(hint: Any, plain: Any, where: str) -> object:  # noqa: ANN401 - JSON 
         _require(isinstance(plain, dict), where, "an object", plain)
         return {name: _build(get_args(hint)[1], item, f"{where}, {name}") for name, item in plain.items()}
     if dataclasses.is_dataclass(hint):
-        return _build_fields(hint, plain, where)
+        kind: Any = hint
+        _require(isinstance(plain, dict), where, "an object", plain)
+        found = {}
+        for item in dataclasses.fields(hint):
+            if item.name not in plain:
+                raise DamagedFile(f"{where} is damaged: it has no `{item.name}`")
+            found[item.name] = _build(_hints(kind)[item.name], plain[item.name], f"{where}, {item.name}")
+        try:
+            return kind(**found)
+        except ConfigError as error:
+            raise DamagedFile(f"{where} is damaged: {error}") from error
     if issubclass(hint, Enum):
         _require(plain in [member.value for member in hint], where, f"one of {', '.join(map(str, hint))}", plain)
         return hint(plain)
@@ -109,19 +120,6 @@ def _build(hint: Any, plain: Any, where: str) -> object:  # noqa: ANN401 - JSON 
     else:
         _require(isinstance(plain, hint), where, f"a {hint.__name__}", plain)
     return plain
-
-
-def _build_fields(kind: Any, plain: Any, where: str) -> object:  # noqa: ANN401 - as above
-    _require(isinstance(plain, dict), where, "an object", plain)
-    found = {}
-    for item in dataclasses.fields(kind):
-        if item.name not in plain:
-            raise DamagedFile(f"{where} is damaged: it has no `{item.name}`")
-        found[item.name] = _build(_hints(kind)[item.name], plain[item.name], f"{where}, {item.name}")
-    try:
-        return kind(**found)
-    except ConfigError as error:
-        raise DamagedFile(f"{where} is damaged: {error}") from error
 
 
 def _require(holds: bool, where: str, rule: str, value: object) -> None:  # noqa: FBT001 - a condition, not a mode

@@ -218,6 +218,15 @@ def can_fork() -> bool:
     return len(list(_THREADS.iterdir())) == 1
 
 
+def in_order(
+    clients: Sequence[int], answers: Iterator[tuple[tuple[int, ...], list[FloatVector]]]
+) -> Iterator[FloatVector | None]:
+    """Yield the updates of pieces, which come as they are done, in the order of the clients; None for those lost."""
+    found = {client: update for piece, answer in answers for client, update in zip(piece, answer, strict=True)}
+    for client in clients:
+        yield found.pop(client, None)
+
+
 def pieces(clients: Sequence[int], workers: int, least: int) -> list[tuple[int, ...]]:
     """Split clients into pieces of nearly equal size, none of them empty: some for each worker if there are many.
 

@@ -30,25 +30,18 @@ from d2pfed.round import (
 )
 from d2pfed.round.aggregation import Machine
 from d2pfed.runs import ExchangeRecord
-from d2pfed.secagg import (
-    Delivery,
-    Roster,
-    crypto,
-    group_seed_of,
-    issue_roster,
-    lattice,
-    require_enough,
-)
+from d2pfed.secagg import Delivery, Roster, crypto, group_seed_of, issue_roster, lattice, require_enough
 from d2pfed.secagg.wire import MessageKind, Subset, kind_of, subset_of
 from d2pfed.simulation.backend import Backend, Encoder, finite, simulated_participant
 from d2pfed.training import Cohorts, shuffle_seed
 
 EXCHANGES = ("advertise", "share", "masked", "unmask")
-_EXCHANGE_OF = {
-    MessageKind.INVITATION: "advertise",
-    MessageKind.KEY_ADVERTISEMENTS: "share",
-    MessageKind.MASK_REQUEST: "masked",
-    MessageKind.LATTICE_REQUEST: "masked",
+EXCHANGE_OF = {
+    **dict.fromkeys((MessageKind.INVITATION, MessageKind.STANDING_INVITATION), "advertise"),
+    **dict.fromkeys((MessageKind.KEY_ADVERTISEMENTS, MessageKind.STANDING_ADVERTS), "share"),
+    **dict.fromkeys(
+        (MessageKind.MASK_REQUEST, MessageKind.LATTICE_REQUEST, MessageKind.STANDING_REQUEST), "masked"
+    ),
 }  # all that come later are for unmasking
 
 
@@ -216,7 +209,7 @@ class SimulatedFederation:
 
         def left(requests: Mapping[int, bytes]) -> Iterator[int]:
             clients = tuple(requests)
-            exchange = _EXCHANGE_OF.get(MessageKind(kind_of(requests[clients[0]])), "unmask")
+            exchange = EXCHANGE_OF.get(MessageKind(kind_of(requests[clients[0]])), "unmask")
             if fates is None:
                 answering = self._left(session, clients, exchange)
             else:

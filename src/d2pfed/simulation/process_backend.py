@@ -13,7 +13,16 @@ from typing import Any
 
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
-from d2pfed.simulation.backend import Backend, Encoder, PartialSums, SerialBackend, TrainClients, can_fork, pieces
+from d2pfed.simulation.backend import (
+    Backend,
+    Encoder,
+    PartialSums,
+    SerialBackend,
+    TrainClients,
+    can_fork,
+    in_order,
+    pieces,
+)
 
 _LEAST_PIECE = 10  # clients, unless workers would be idle: below it, handing over costs more than it gains
 _GLANCE_SECONDS = 1.0  # between looks at whether workers live: no limit to their work
@@ -78,11 +87,7 @@ class ProcessBackend:
 
     def train(self, params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector | None]:
         """Train clients on the workers and yield their updates, in their order; None for those lost."""
-        found: dict[int, FloatVector] = {}
-        for piece, answer in self._spread(clients, _Stage(None, params, seed)):
-            found.update(zip(piece, answer, strict=True))
-        for client in clients:
-            yield found.pop(client, None)
+        return in_order(clients, self._spread(clients, _Stage(None, params, seed)))
 
     def encode(self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int) -> PartialSums:
         """Train and encode clients on the workers; each adds up what it has."""

@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.ring import RingVector
-from d2pfed.simulation.backend import Encoder, PartialSums, TrainClients, pieces
+from d2pfed.simulation.backend import Encoder, PartialSums, TrainClients, in_order, pieces
 
 _LEAST_PIECE = 50  # clients, unless workers would be idle: each piece is a call of its own over Ray
 
@@ -67,11 +67,7 @@ class RayBackend:
 
     def train(self, params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector | None]:
         """Train clients on the workers and yield their updates, in their order; None for those lost."""
-        found: dict[int, FloatVector] = {}
-        for piece, answer in self._spread(clients, None, params, seed):
-            found.update(zip(piece, answer, strict=True))
-        for client in clients:
-            yield found.pop(client, None)
+        return in_order(clients, self._spread(clients, None, params, seed))
 
     def encode(self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int) -> PartialSums:
         """Train and encode clients on the workers."""

@@ -10,16 +10,7 @@ from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import RingVector
 from d2pfed.round import AttemptSession, InProcess, Invite, LatticeClient, gather
 from d2pfed.round.aggregation import Machine
-from d2pfed.secagg import (
-    Client,
-    Consistency,
-    Delivery,
-    Enrolment,
-    History,
-    Position,
-    Session,
-    lattice,
-)
+from d2pfed.secagg import Client, Consistency, Delivery, Enrolment, History, Position, Session, lattice
 from d2pfed.secagg.lattice.parameters import choose_committee
 from d2pfed.secagg.roster import sign_position
 from d2pfed.secagg.wire import MessageKind, kind_of

@@ -30,13 +30,7 @@ from d2pfed.secagg import Enrolment, History, Roster, crypto, standing
 from d2pfed.secagg.roster import sign_position
 from d2pfed.secagg.wire import MessageKind, kind_of
 from d2pfed.simulation.backend import Backend, Encoder
-from d2pfed.simulation.federation import Dropouts, encoded_sum, simulated_roster
-
-_EXCHANGES = {
-    MessageKind.STANDING_INVITATION: "advertise",
-    MessageKind.STANDING_ADVERTS: "share",
-    MessageKind.STANDING_REQUEST: "masked",
-}
+from d2pfed.simulation.federation import EXCHANGE_OF, Dropouts, encoded_sum, simulated_roster
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,7 +141,7 @@ class StandingFederation:
         clients = tuple(requests)
         first = requests[clients[0]]
         bound = digest("exchange", first) if self._asked is None else self._asked[0].session.digest
-        name = _EXCHANGES[MessageKind(kind_of(first))]
+        name = EXCHANGE_OF[MessageKind(kind_of(first))]
         return self.dropouts.left(clients, name, self.entropy.child("fate", bound))
 
     def vector(self, client: int) -> RingVector | None:
@@ -174,7 +168,7 @@ class _Silo:
 
     def receive(self, request: bytes) -> bytes | None:
         """Answer an invitation, the others' keys, or the request for a vector."""
-        name = _EXCHANGES[MessageKind(kind_of(request))]
+        name = EXCHANGE_OF[MessageKind(kind_of(request))]
         if name == "advertise":
             self.epoch = accept_standing_invitation(self.federation.plan, request, self.enrolment.roster)
             self.begun += 1

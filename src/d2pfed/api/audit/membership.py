@@ -1,13 +1,10 @@
 """Membership inference against the released model: how well its loss tells members' records from others'."""
 
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from matplotlib import style
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
@@ -16,9 +13,9 @@ from d2pfed.api.job import Job
 from d2pfed.errors import ConfigError
 from d2pfed.learning import Examples, example_losses
 from d2pfed.ledger import RowKind, read_rows
-from d2pfed.ledger.files import replace_file
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.runs.report import make_plots
+from d2pfed.runs.report import keep_plots
+from d2pfed.runs.report.plots import Ink, Line, Plot, draw
 
 LEVELS = (0.001, 0.01, 0.1)  # false positive rates at which the attack is told in numbers
 _ALPHA = 0.05  # of the one-sided bound on a true positive rate
@@ -127,25 +124,20 @@ def _records(job: Job, clients: list[int], most: int) -> Iterator[Examples]:
 
 def write_plot(found: MembershipCurve, directory: Path) -> Path:
     """Write the curve as plots/membership.png and .svg, both axes logarithmic; return the first."""
-    with style.context(["default", {"svg.hashsalt": "membership", "svg.fonttype": "none"}]):
-        figure = Figure(figsize=(4.2, 4.0), dpi=200, layout="constrained")
-        axes = figure.add_subplot()
-        least = 1 / max(found.others, found.members)
-        across = np.geomspace(least, 1.0, 200)
-        axes.plot(found.false_positive, found.true_positive, color="#0072b2", label="loss of the released model")
-        axes.plot(across, across, color="#1f2329", dashes=(4, 2.5), linewidth=1, label="knows nothing")
-        limit = np.minimum(1.0, np.exp(found.epsilon) * across + found.delta)
-        limit = np.minimum(limit, 1 - np.exp(-found.epsilon) * (1 - found.delta - across))
-        axes.plot(across, limit, color="#b34700", dashes=(4, 2.5), linewidth=1, label="most that is claimed")
-        axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1))
-        axes.set(xlabel="false positive rate", ylabel="true positive rate", title="Membership inference")
-        axes.legend(loc="lower right", fontsize=7)
-        plots = make_plots(directory)
-        for kind, notes in (
-            ("svg", dict.fromkeys(("Date", "Creator", "Format", "Type"))),
-            ("png", {"Software": None}),
-        ):
-            image = io.BytesIO()
-            figure.savefig(image, format=kind, metadata=notes)
-            replace_file(plots / f"membership.{kind}", image.getvalue(), mode=0o666)
-    return plots / "membership.png"
+    least = 1 / max(found.others, found.members)
+    across = np.geomspace(least, 1.0, 200)
+    limit = np.minimum(1.0, np.exp(found.epsilon) * across + found.delta)
+    limit = np.minimum(limit, 1 - np.exp(-found.epsilon) * (1 - found.delta - across))
+    lines = (
+        ("by the loss", Ink.MAIN, found.true_positive, found.false_positive),
+        ("knows nothing", Ink.TEXT, across, across),
+        ("most claimed", Ink.LIMIT, limit, across),
+    )
+    plot = Plot(
+        name="membership",
+        title="Membership inference: true positive rate",
+        across="false positive rate",
+        lines=tuple(Line(name, ink, tuple(ys.tolist()), tuple(xs.tolist())) for name, ink, ys, xs in lines),
+        least=least,
+    )
+    return keep_plots(directory, [(plot, draw(plot))]) / "membership.png"

@@ -30,7 +30,7 @@ from d2pfed.runs.report.content import (
 )
 from d2pfed.runs.report.plots import Drawing, Ink, Plot, draw, plots_of
 
-__all__ = ["AUDIT", "BASELINE", "Baseline", "RunReport", "make_plots", "read_report", "write_report"]
+__all__ = ["AUDIT", "BASELINE", "Baseline", "RunReport", "keep_plots", "read_report", "write_report"]
 
 _MODE = 0o666  # as the umask allows: a report is for others to read
 MOST_ROWS = 50  # of the table of rounds; the rest is in the metrics
@@ -84,21 +84,21 @@ def write_report(report: RunReport, directory: Path) -> Path:
     drawn = [(plot, draw(plot)) for plot in plots_of(report)]
     page = render(report, drawn)
     try:
-        plots = make_plots(directory)
-        for plot, drawing in drawn:
-            replace_file(plots / f"{plot.name}.png", drawing.png, mode=_MODE)
-            replace_file(plots / f"{plot.name}.svg", drawing.svg.encode(), mode=_MODE)
+        keep_plots(directory, drawn)
         replace_file(directory / "report.html", page.encode(), mode=_MODE)
     except OSError as error:
         raise ConfigError(f"cannot write the report in {directory}: {error.strerror}") from error
     return directory / "report.html"
 
 
-def make_plots(directory: Path) -> Path:
-    """Return the folder of a run's plots, made if there is none."""
+def keep_plots(directory: Path, drawn: Sequence[tuple[Plot, Drawing]]) -> Path:
+    """Write plots into a run's folder of them, made if there is none, and return it."""
     plots = directory / "plots"
     require_no_link(plots)
     plots.mkdir(exist_ok=True)
+    for plot, drawing in drawn:
+        replace_file(plots / f"{plot.name}.png", drawing.png, mode=_MODE)
+        replace_file(plots / f"{plot.name}.svg", drawing.svg.encode(), mode=_MODE)
     return plots
 
 

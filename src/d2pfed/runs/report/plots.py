@@ -59,6 +59,7 @@ class Plot:
     across: str = "round"  # what the horizontal axis counts
     lines: tuple[Line, ...]
     is_share: bool = False  # heights are from 0 % to 100 %, not from 0 to a little above the highest
+    least: float = 0.0  # where both axes begin if they are logarithmic, up to 1; 0: they are not
     caption: str = ""  # what it says
 
     def __post_init__(self) -> None:
@@ -78,7 +79,43 @@ def draw(plot: Plot) -> Drawing:
     """Draw a plot; equal plots give equal bytes."""
     fixed = {"svg.hashsalt": plot.name, "svg.fonttype": "none", "font.size": 9.0}
     with style.context(["default", fixed]):  # whatever a user's own configuration says
-        figure = _figure(plot)
+        figure = Figure(figsize=(_WIDTH, _HEIGHT), dpi=200, facecolor=Ink.PAPER)
+        axes = figure.add_axes((0.125, 0.17, 0.595, 0.69), facecolor="none")
+        for line in plot.lines:
+            if line.xs:
+                xs, ys = (line.xs, line.ys) if plot.least else thin(line.xs, line.ys)
+                marker, width = ("o", 1.6) if len(xs) <= _MARKED else ("", 1.2)
+                drawn = axes.plot(xs, ys, color=line.ink, linewidth=width, marker=marker, markersize=2.6)
+                drawn[0].set_clip_on(bool(plot.least))
+            else:
+                drawn = [axes.axhline(line.ys[0], color=line.ink, clip_on=False)]
+            if line.ink in _DASHED:
+                drawn[0].set(linewidth=1.1, dashes=(4, 2.5), marker="")
+        places = {x for line in plot.lines for x in line.xs}
+        counted = all(x == int(x) for x in places)
+        highest = max(max(line.ys) for line in plot.lines)
+        axes.set_ylim(0, 1.0 if plot.is_share else 1.08 * highest or 1.0)
+        axes.set_title(plot.title, loc="left", fontsize=9.5, color=Ink.TEXT, pad=9, parse_math=False)
+        axes.set_xlabel(plot.across, color=Ink.TEXT)
+        axes.grid(axis="y", color=Ink.GRID, linewidth=0.7)
+        axes.set_axisbelow(True)
+        axes.tick_params(which="both", length=0, colors=Ink.TEXT)
+        for side, spine in axes.spines.items():
+            spine.set_visible(side == "bottom")
+            spine.set_color(Ink.GRID)
+        if plot.least:
+            axes.set(xscale="log", yscale="log", xlim=(plot.least, 1), ylim=(plot.least, 1))
+        else:
+            axes.yaxis.set_major_locator(MaxNLocator(5))
+            axes.xaxis.set_major_locator(
+                MaxNLocator(5, integer=counted) if len(places) > 1 else FixedLocator(sorted(places))
+            )
+        if plot.is_share:
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        lowest, top = axes.get_ylim()
+        heights = _apart([(line.ys[-1] - lowest) / (top - lowest) for line in plot.lines], 0.085)
+        for line, height in zip(plot.lines, heights, strict=True):
+            axes.text(1.025, height, line.name, color=line.ink, transform=axes.transAxes, va="center", fontsize=9)
         png, svg = io.BytesIO(), io.BytesIO()
         figure.savefig(png, format="png", metadata={"Software": None})
         figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
@@ -107,45 +144,6 @@ def thin(xs: Sequence[float], ys: Sequence[float]) -> tuple[tuple[float, ...], t
         kept |= {min(stretch, key=ys.__getitem__), max(stretch, key=ys.__getitem__)}
     places = sorted(kept)
     return tuple(xs[place] for place in places), tuple(ys[place] for place in places)
-
-
-def _figure(plot: Plot) -> Figure:
-    figure = Figure(figsize=(_WIDTH, _HEIGHT), dpi=200, facecolor=Ink.PAPER)
-    axes = figure.add_axes((0.125, 0.17, 0.595, 0.69), facecolor="none")
-    for line in plot.lines:
-        if line.xs:
-            xs, ys = thin(line.xs, line.ys)
-            marker, width = ("o", 1.6) if len(xs) <= _MARKED else ("", 1.2)
-            drawn = axes.plot(
-                xs, ys, color=line.ink, linewidth=width, marker=marker, markersize=2.6, clip_on=False
-            )
-        else:
-            drawn = [axes.axhline(line.ys[0], color=line.ink, clip_on=False)]
-        if line.ink in _DASHED:
-            drawn[0].set(linewidth=1.1, dashes=(4, 2.5), marker="")
-    places = {x for line in plot.lines for x in line.xs}
-    counted = all(x == int(x) for x in places)
-    highest = max(max(line.ys) for line in plot.lines)
-    axes.set_ylim(0, 1.0 if plot.is_share else 1.08 * highest or 1.0)
-    axes.set_title(plot.title, loc="left", fontsize=9.5, color=Ink.TEXT, pad=9, parse_math=False)
-    axes.set_xlabel(plot.across, color=Ink.TEXT)
-    axes.grid(axis="y", color=Ink.GRID, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, colors=Ink.TEXT)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-        spine.set_color(Ink.GRID)
-    axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_locator(
-        MaxNLocator(5, integer=counted) if len(places) > 1 else FixedLocator(sorted(places))
-    )
-    if plot.is_share:
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    lowest, top = axes.get_ylim()
-    heights = _apart([(line.ys[-1] - lowest) / (top - lowest) for line in plot.lines], 0.085)
-    for line, height in zip(plot.lines, heights, strict=True):
-        axes.text(1.025, height, line.name, color=line.ink, transform=axes.transAxes, va="center", fontsize=9)
-    return figure
 
 
 def _apart(heights: Sequence[float], gap: float) -> list[float]:
