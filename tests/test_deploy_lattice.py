@@ -92,7 +92,13 @@ class Steps:
                 self.refused[client] = error
         return self
 
+    def vouch(self, **options):
+        self.phase = self.phase.close()
+        return self.run(**options)
+
     def contribute(self, **options):
+        if isinstance(self.phase, lattice.Convening):
+            self.vouch()
         self.phase = self.phase.close(TASK, lattice.model_digest(self.server.model))
         return self.run(**options)
 
@@ -147,7 +153,7 @@ def test_a_second_request_for_the_same_attempt_gets_no_vector(server, monkeypatc
 
 
 def test_no_attempt_before_the_last_gets_a_vector(server):
-    earlier = Steps(server).run()
+    earlier = Steps(server).run().vouch()
     assert not Steps(server, attempt=1).run().contribute().refused
     phase, client = earlier.phase.close(TASK, lattice.model_digest(MODEL)), earlier.session.cohort[5]
     with pytest.raises(PeerError, match="attempt 0 of run a run is stale: this client has sent its vector"):
@@ -163,7 +169,7 @@ def test_only_the_committee_that_a_client_computes_is_convened(server):
 
 
 def test_another_model_than_the_one_named_is_refused_at_no_cost(server):
-    steps = Steps(server).run()
+    steps = Steps(server).run().vouch()
     phase = steps.phase.close(TASK, lattice.model_digest(MODEL))
     server.model = bytes(len(MODEL) - 4) + b"1234"
     with pytest.raises(PeerError, match="must be the one that the request names"):
@@ -335,7 +341,7 @@ def test_another_protocols_request_is_refused_under_a_lattice_plan(server):
         client_attempt.agreed_plan(config, current_head(config)[0], server.run, 0, Protocol.STANDING)
 
 
-REQUESTS = ("convene", "contribute", "agree", "open")
+REQUESTS = ("convene", "vouch", "contribute", "agree", "open")
 
 
 def crash_everywhere(server, step, tmp_path, monkeypatch):
@@ -345,14 +351,14 @@ def crash_everywhere(server, step, tmp_path, monkeypatch):
     """
     steps = Steps(server)
     member = steps.session.members[1]
-    before = {"convene": [], "contribute": ["run"], "agree": ["run", "contribute"]}
+    before = {"convene": [], "vouch": ["run"], "contribute": ["run", "vouch"], "agree": ["run", "contribute"]}
     for name in before.get(step, ["run", "contribute", "agree"]):
         getattr(steps, name)()
     if step == "contribute":
         steps.phase = steps.phase.close(TASK, lattice.model_digest(server.model))
     elif step == "agree":
         steps.phase = steps.phase.close(Entropy.system())
-    elif step == "open":
+    elif step in ("vouch", "open"):
         steps.phase = steps.phase.close()
     asked, sent = steps.phase.outbox[member], []
     root = tmp_path / "watched"

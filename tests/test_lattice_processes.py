@@ -84,7 +84,14 @@ class ProcessGrid(LocalGrid):
 
 
 @pytest.mark.parametrize(
-    "kind", [None, MessageKind.LATTICE_REQUEST, MessageKind.LATTICE_SURVIVORS, MessageKind.LATTICE_CERTIFICATE]
+    "kind",
+    [
+        None,
+        MessageKind.LATTICE_ADVERTS,
+        MessageKind.LATTICE_REQUEST,
+        MessageKind.LATTICE_SURVIVORS,
+        MessageKind.LATTICE_CERTIFICATE,
+    ],
 )
 def test_a_process_killed_at_an_exchange_takes_its_clients_alone(tmp_path, kind):
     roster = enrol(tmp_path, CLIENTS)
