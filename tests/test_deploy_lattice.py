@@ -410,14 +410,13 @@ def test_a_member_killed_at_any_moment_says_one_thing_at_most(server, step, tmp_
     assert answered
 
 
-def test_a_client_asks_for_its_slip_once_and_signs_only_with_it(server):
+def test_a_client_that_is_greeted_says_who_it_is_and_signs_only_with_its_slip(server):
     announced, client = server.announcement(), 3
-    accepted = RunAcceptance.decode(server.ask(client, RequestKind.ANNOUNCEMENT, announced.encode()))
-    assert accepted.signature  # it has its slip under this head
-    (directory_of(server.directory, client) / "roster-head").unlink()
-    wanting = RunAcceptance.decode(server.ask(client, RequestKind.ANNOUNCEMENT, announced.encode()))
-    assert wanting == RunAcceptance(client, b"")
-    for slip in (server.roster.published.slip(client + 1), bytes(300)):
+    before = config_of(server, client).log.read()
+    greeted = RunAcceptance.decode(server.ask(client, RequestKind.ANNOUNCEMENT, announced.greeting.encode()))
+    assert greeted == RunAcceptance(client, b"")
+    assert config_of(server, client).log.read() == before
+    for slip in (b"", server.roster.published.slip(client + 1), bytes(300)):
         with pytest.raises(PeerError):
             server.ask(client, RequestKind.ANNOUNCEMENT, replace(announced, slip=slip).encode())
     whole = replace(announced, roster=server.roster.data, slip=server.roster.published.slip(client))

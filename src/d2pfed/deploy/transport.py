@@ -194,7 +194,7 @@ class NodeRegistry:
     announcement: RunAnnouncement
     population: frozenset[ClientId]
     roster: Roster | None
-    published: PublishedHead | None = None  # where the head is announced, and each client gets its slip
+    published: PublishedHead | None = None  # where nodes are greeted, and each client gets the head and its slip
     nodes: dict[ClientId, int] = field(default_factory=dict)  # of each client that has accepted the run
     _asked: set[int] = field(default_factory=set)
     _failed: set[int] = field(default_factory=set)
@@ -248,7 +248,8 @@ class NodeRegistry:
         for late in [each for each in self._waiting if time.monotonic() - self._since[each] > _AGAIN_SECONDS]:
             self._asked.discard(self._waiting[late])  # lost on the way or late: to answer twice changes nothing
             self._since[late] = math.inf
-        data = self.announcement.encode()
+        first = self.announcement if self.published is None else self.announcement.greeting
+        data = first.encode()
         for node in sorted(connected - self._asked):
             self._slipped.discard(node)
             self._announce(node, data, seconds)
@@ -270,7 +271,7 @@ class NodeRegistry:
             self._since[request] = time.monotonic()
 
     def _take(self, node: int, answer: RunAcceptance, seconds: float) -> None:
-        """Send a client its slip if it asks for one, which tells nothing secret; else note which client it is."""
+        """Send a client that was greeted the announcement with its slip, which tells nothing secret; or note it."""
         if self.published is None or answer.signature or node in self._slipped:
             return self._identify(node, answer)
         self._slipped.add(node)
