@@ -1,7 +1,7 @@
 """Clients of the lattice protocol in real directories: rows, keys, and what a lying server or a crash gets."""
 
 import shutil
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from d2pfed.deploy import lattice as client_lattice
 from d2pfed.deploy import state
 from d2pfed.deploy.account import ClientSpending
 from d2pfed.deploy.config import read_client_config
+from d2pfed.deploy.federation import ParticipationLog
 from d2pfed.deploy.layout import encode_task
 from d2pfed.deploy.requests import RequestKind, RunAcceptance
 from d2pfed.deploy.rosters import accept_head, current_head
@@ -22,6 +23,7 @@ from d2pfed.ledger.client_log import Entry
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Protocol
 from d2pfed.round import rotation_seed
+from d2pfed.runs.directory import RunDirectory
 from d2pfed.secagg import lattice
 from d2pfed.secagg.lattice import checks, messages
 from d2pfed.secagg.roster import sign_position
@@ -424,3 +426,12 @@ def test_a_client_that_is_greeted_says_who_it_is_and_signs_only_with_its_slip(se
         server.ask(client, RequestKind.ANNOUNCEMENT, whole.encode())
     server.announce(client)
     assert (directory_of(server.directory, client) / "roster-head").exists()
+
+
+def test_suspects_are_left_out_of_one_attempt(tmp_path):
+    """Liars in a committee can bring honest clients under suspicion: that must not cost them the run."""
+    log = ParticipationLog(RunDirectory(tmp_path, ExitStack()))
+    log.note(blamed=[3])
+    log.suspect([5, 8])
+    assert log.left_out() == {3, 5, 8}
+    assert log.left_out() == log.excluded == {3}

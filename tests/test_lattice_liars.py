@@ -271,13 +271,34 @@ def test_a_client_off_the_code_at_many_members_is_left_out():
     assert found.value.blamed == (session.cohort[4],)
 
 
+def test_clients_that_together_spoil_an_attempt_are_left_out_of_the_next():
+    """Each spoils its boxes for members of its own: all words decode, too few members are left, nobody is shown."""
+    committee = replace(small_committee(30), packed=16, colluders=4, certificate=18)
+    session = make_session(30, committee=committee, colluders=3, dimension=5)
+    cheats = session.cohort[4:10:2]
+    parts = [off_the_code(session, each, range(4 * k, 4 * k + 4)) for k, each in enumerate(cheats)]
+
+    def loss(name, client, answer):
+        for part in parts:
+            answer = part(name, client, answer)
+        return answer
+
+    with pytest.raises(TooFewClients, match="in dispute with nobody") as found:
+        run(session, loss)
+    assert found.value.blamed == ()
+    assert found.value.suspected == cheats[:1]  # without it enough members would be in no dispute
+    federation = LatticeFederation(session, loss=loss)
+    agreeing = federation.gather(excluded=found.value.suspected)
+    assert is_right(federation, agreeing.survivors, federation.open(agreeing))
+
+
 def test_with_few_answers_a_client_is_left_out_but_not_shown_to_cheat():
     session = liars_session(
         colluders=2, committee=replace(small_committee(24), colluders=3, certificate=14), quorum=13
     )
     with pytest.raises(TooFewClients, match="or more than 2 members") as found:
         run(session, off_the_code(session, session.cohort[4], range(3, 13)))
-    assert found.value.blamed == (session.cohort[4],)
+    assert (found.value.blamed, found.value.suspected) == ((), (session.cohort[4],))
 
 
 def test_members_cannot_frame_honest_clients_by_lying_in_a_trace():
@@ -301,7 +322,7 @@ def test_members_cannot_frame_honest_clients_by_lying_in_a_trace():
 
     with pytest.raises(TooFewClients) as found:
         run(session, loss)
-    assert found.value.blamed == ()
+    assert (found.value.blamed, found.value.suspected) == ((), ())
 
 
 def test_members_cannot_frame_an_honest_member():
