@@ -292,7 +292,10 @@ def measure_lattice(protocol: str, clients: int, dimension: int, dropouts: int) 
         convening = Convening(Invitations(session=session, roster=enrolled_by, opening=_draws().open(0)))
     watch.exchange(convening, crowd.convene)
     with watch.server():
-        contributing = convening.close(_TASK, sessions.model_digest(_MODEL))
+        vouching = convening.close()
+    watch.exchange(vouching, crowd.vouch)
+    with watch.server():
+        contributing = vouching.close(_TASK, sessions.model_digest(_MODEL))
     watch.exchange(contributing, crowd.contribute)
     with watch.server():
         agreeing = contributing.close(Entropy.system())
@@ -331,7 +334,7 @@ class _Crowd:
         self._root = Entropy.system()
         self._members = dict[ClientId, crypto.Agreement]()
         self._state = Member()  # of the measured member
-        self._context, self._statement = b"", b""
+        self._context, self._statement, self._vouched = b"", b"", b""
         self._pads = dict[ClientId, Elements]()  # of each survivor: a row for each member, a column a polynomial
 
     def participant(self, client: ClientId) -> Participant:
@@ -366,6 +369,17 @@ class _Crowd:
         if member == self._watch.member:
             self._state = state[0]
         return answer
+
+    def vouch(self, member: ClientId, request: bytes) -> bytes:
+        """Vouch for all adverts, the measured member in earnest."""
+        own = self.participant(member)
+        if member == self._watch.member:
+            return self._watch.ask("member", request, lambda: own.vouch(request))
+        if not self._vouched:
+            adverts = messages.decode_adverts(self._session, own.rank, request)
+            keys = {place: advert.key for place, advert in adverts.items()}
+            self._vouched = sessions.adverts_statement(self._session, keys)
+        return wire.message(self._session, MessageKind.LATTICE_VOUCHER, own.rank, own.sign(self._vouched))
 
     def contribute(self, client: ClientId, request: bytes) -> bytes | None:
         """Contribute in earnest, as the measured client, or with masks in the first coordinates only."""

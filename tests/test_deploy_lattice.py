@@ -1,7 +1,7 @@
 """Clients of the lattice protocol in real directories: rows, keys, and what a lying server or a crash gets."""
 
 import shutil
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from d2pfed.deploy import lattice as client_lattice
 from d2pfed.deploy import state
 from d2pfed.deploy.account import ClientSpending
 from d2pfed.deploy.config import read_client_config
+from d2pfed.deploy.federation import ParticipationLog
 from d2pfed.deploy.layout import encode_task
 from d2pfed.deploy.requests import RequestKind, RunAcceptance
 from d2pfed.deploy.rosters import accept_head, current_head
@@ -22,6 +23,7 @@ from d2pfed.ledger.client_log import Entry
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Protocol
 from d2pfed.round import rotation_seed
+from d2pfed.runs.directory import RunDirectory
 from d2pfed.secagg import lattice
 from d2pfed.secagg.lattice import checks, messages
 from d2pfed.secagg.roster import sign_position
@@ -92,7 +94,13 @@ class Steps:
                 self.refused[client] = error
         return self
 
+    def vouch(self, **options):
+        self.phase = self.phase.close()
+        return self.run(**options)
+
     def contribute(self, **options):
+        if isinstance(self.phase, lattice.Convening):
+            self.vouch()
         self.phase = self.phase.close(TASK, lattice.model_digest(self.server.model))
         return self.run(**options)
 
@@ -147,7 +155,7 @@ def test_a_second_request_for_the_same_attempt_gets_no_vector(server, monkeypatc
 
 
 def test_no_attempt_before_the_last_gets_a_vector(server):
-    earlier = Steps(server).run()
+    earlier = Steps(server).run().vouch()
     assert not Steps(server, attempt=1).run().contribute().refused
     phase, client = earlier.phase.close(TASK, lattice.model_digest(MODEL)), earlier.session.cohort[5]
     with pytest.raises(PeerError, match="attempt 0 of run a run is stale: this client has sent its vector"):
@@ -163,7 +171,7 @@ def test_only_the_committee_that_a_client_computes_is_convened(server):
 
 
 def test_another_model_than_the_one_named_is_refused_at_no_cost(server):
-    steps = Steps(server).run()
+    steps = Steps(server).run().vouch()
     phase = steps.phase.close(TASK, lattice.model_digest(MODEL))
     server.model = bytes(len(MODEL) - 4) + b"1234"
     with pytest.raises(PeerError, match="must be the one that the request names"):
@@ -335,7 +343,7 @@ def test_another_protocols_request_is_refused_under_a_lattice_plan(server):
         client_attempt.agreed_plan(config, current_head(config)[0], server.run, 0, Protocol.STANDING)
 
 
-REQUESTS = ("convene", "contribute", "agree", "open")
+REQUESTS = ("convene", "vouch", "contribute", "agree", "open")
 
 
 def crash_everywhere(server, step, tmp_path, monkeypatch):
@@ -345,14 +353,14 @@ def crash_everywhere(server, step, tmp_path, monkeypatch):
     """
     steps = Steps(server)
     member = steps.session.members[1]
-    before = {"convene": [], "contribute": ["run"], "agree": ["run", "contribute"]}
+    before = {"convene": [], "vouch": ["run"], "contribute": ["run", "vouch"], "agree": ["run", "contribute"]}
     for name in before.get(step, ["run", "contribute", "agree"]):
         getattr(steps, name)()
     if step == "contribute":
         steps.phase = steps.phase.close(TASK, lattice.model_digest(server.model))
     elif step == "agree":
         steps.phase = steps.phase.close(Entropy.system())
-    elif step == "open":
+    elif step in ("vouch", "open"):
         steps.phase = steps.phase.close()
     asked, sent = steps.phase.outbox[member], []
     root = tmp_path / "watched"
@@ -404,14 +412,13 @@ def test_a_member_killed_at_any_moment_says_one_thing_at_most(server, step, tmp_
     assert answered
 
 
-def test_a_client_asks_for_its_slip_once_and_signs_only_with_it(server):
+def test_a_client_that_is_greeted_says_who_it_is_and_signs_only_with_its_slip(server):
     announced, client = server.announcement(), 3
-    accepted = RunAcceptance.decode(server.ask(client, RequestKind.ANNOUNCEMENT, announced.encode()))
-    assert accepted.signature  # it has its slip under this head
-    (directory_of(server.directory, client) / "roster-head").unlink()
-    wanting = RunAcceptance.decode(server.ask(client, RequestKind.ANNOUNCEMENT, announced.encode()))
-    assert wanting == RunAcceptance(client, b"")
-    for slip in (server.roster.published.slip(client + 1), bytes(300)):
+    before = config_of(server, client).log.read()
+    greeted = RunAcceptance.decode(server.ask(client, RequestKind.ANNOUNCEMENT, announced.greeting.encode()))
+    assert greeted == RunAcceptance(client, b"")
+    assert config_of(server, client).log.read() == before
+    for slip in (b"", server.roster.published.slip(client + 1), bytes(300)):
         with pytest.raises(PeerError):
             server.ask(client, RequestKind.ANNOUNCEMENT, replace(announced, slip=slip).encode())
     whole = replace(announced, roster=server.roster.data, slip=server.roster.published.slip(client))
@@ -419,3 +426,12 @@ def test_a_client_asks_for_its_slip_once_and_signs_only_with_it(server):
         server.ask(client, RequestKind.ANNOUNCEMENT, whole.encode())
     server.announce(client)
     assert (directory_of(server.directory, client) / "roster-head").exists()
+
+
+def test_suspects_are_left_out_of_one_attempt(tmp_path):
+    """Liars in a committee can bring honest clients under suspicion: that must not cost them the run."""
+    log = ParticipationLog(RunDirectory(tmp_path, ExitStack()))
+    log.note(blamed=[3])
+    log.suspect([5, 8])
+    assert log.left_out() == {3, 5, 8}
+    assert log.left_out() == log.excluded == {3}

@@ -26,6 +26,7 @@ from support.small_committees import CLIENTS, MEMBERS, keep_keys_in, make_lattic
 
 ASKED = {
     MessageKind.INVITATION: MEMBERS,
+    MessageKind.LATTICE_ADVERTS: MEMBERS,
     MessageKind.LATTICE_REQUEST: CLIENTS,
     MessageKind.LATTICE_SURVIVORS: MEMBERS,
     MessageKind.LATTICE_CERTIFICATE: MEMBERS,
@@ -88,19 +89,19 @@ def shares(survivors):
     return found
 
 
-def test_most_clients_get_one_message_and_members_four(tmp_path, grid):
+def test_most_clients_get_one_message_and_members_five(tmp_path, grid):
     plan = make_lattice_plan(rounds=1)
     params = start(make_strategy(plan, tmp_path, grid.roster), grid)
     assert np.abs(params - shares(range(CLIENTS))).max() < 0.3 / CLIENTS
     found = sorted(len(kinds) for kinds in asked_of(grid).values())
-    assert found == [1] * (CLIENTS - MEMBERS) + [4] * MEMBERS
+    assert found == [1] * (CLIENTS - MEMBERS) + [5] * MEMBERS
     assert steps(tmp_path) == [RowKind.RESERVE, RowKind.COMMIT]
     exchanges = records(tmp_path)[0]["exchanges"]
     assert {MessageKind[each["name"]]: each["asked"] for each in exchanges} == ASKED
     assert all(each["answered"] == each["asked"] and each["sent_bytes"] > 0 for each in exchanges)
     requests = [from_record(each.content)[1] for each in grid.sent if kind_in(each) is MessageKind.LATTICE_REQUEST]
     frames = sum(len(ExchangeRequest.decode(data).frame) for data in requests)
-    assert exchanges[1]["sent_bytes"] == frames + CLIENTS * DIMENSION * 4  # the model goes beside its request
+    assert exchanges[2]["sent_bytes"] == frames + CLIENTS * DIMENSION * 4  # the model goes beside its request
 
 
 def silent(grid, kind, clients):

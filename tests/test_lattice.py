@@ -38,7 +38,7 @@ def test_the_sum_is_that_of_the_survivors(size, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("exchange", EXCHANGES[:4])
+@pytest.mark.parametrize("exchange", EXCHANGES[:5])
 def test_a_tenth_may_vanish_at_any_exchange(exchange, way):
     session = make_session(24, **WAYS[way])
     federation = LatticeFederation(session)
@@ -49,13 +49,19 @@ def test_a_tenth_may_vanish_at_any_exchange(exchange, way):
     assert np.array_equal(federation.open(agreeing).vector, federation.expected(agreeing.survivors))
 
 
-ENDS = ("members of the committee must be there", "clients must be left", "must sign", "members must open a sum")
+ENDS = (
+    "members of the committee must be there",
+    "members must vouch",
+    "clients must be left",
+    "must sign",
+    "members must open a sum",
+)
 
 
-@pytest.mark.parametrize(("exchange", "reason"), list(zip(EXCHANGES[:4], ENDS, strict=True)))
+@pytest.mark.parametrize(("exchange", "reason"), list(zip(EXCHANGES[:5], ENDS, strict=True)))
 def test_an_attempt_ends_when_too_few_are_left(exchange, reason):
     session = make_session(24)
-    left = set(session.members[:8])
+    left = set(session.members[: session.committee.threshold])
     federation = LatticeFederation(
         session, loss=lambda name, client, answer: None if name == exchange and client not in left else answer
     )
@@ -204,7 +210,9 @@ def test_the_server_learns_where_clients_stand():
     federation = LatticeFederation(session)
     convening = Convening(Invitations(session=session, roster=federation.roster, excluded=session.cohort[:1]))
     federation.collect("convene", convening)
-    contributing = convening.close(b"", model_digest(MODEL))
+    vouching = convening.close()
+    federation.collect("vouch", vouching)
+    contributing = vouching.close(b"", model_digest(MODEL))
     federation.collect("contribute", contributing)
     assert {client: position.count for client, position in contributing.positions.items()} == dict.fromkeys(
         session.cohort[1:], 2

@@ -271,13 +271,34 @@ def test_a_client_off_the_code_at_many_members_is_left_out():
     assert found.value.blamed == (session.cohort[4],)
 
 
+def test_clients_that_together_spoil_an_attempt_are_left_out_of_the_next():
+    """Each spoils its boxes for members of its own: all words decode, too few members are left, nobody is shown."""
+    committee = replace(small_committee(30), packed=16, colluders=4, certificate=18)
+    session = make_session(30, committee=committee, colluders=3, dimension=5)
+    cheats = session.cohort[4:10:2]
+    parts = [off_the_code(session, each, range(4 * k, 4 * k + 4)) for k, each in enumerate(cheats)]
+
+    def loss(name, client, answer):
+        for part in parts:
+            answer = part(name, client, answer)
+        return answer
+
+    with pytest.raises(TooFewClients, match="in dispute with nobody") as found:
+        run(session, loss)
+    assert found.value.blamed == ()
+    assert found.value.suspected == cheats[:1]  # without it enough members would be in no dispute
+    federation = LatticeFederation(session, loss=loss)
+    agreeing = federation.gather(excluded=found.value.suspected)
+    assert is_right(federation, agreeing.survivors, federation.open(agreeing))
+
+
 def test_with_few_answers_a_client_is_left_out_but_not_shown_to_cheat():
     session = liars_session(
         colluders=2, committee=replace(small_committee(24), colluders=3, certificate=14), quorum=13
     )
     with pytest.raises(TooFewClients, match="or more than 2 members") as found:
         run(session, off_the_code(session, session.cohort[4], range(3, 13)))
-    assert found.value.blamed == (session.cohort[4],)
+    assert (found.value.blamed, found.value.suspected) == ((), (session.cohort[4],))
 
 
 def test_members_cannot_frame_honest_clients_by_lying_in_a_trace():
@@ -301,7 +322,7 @@ def test_members_cannot_frame_honest_clients_by_lying_in_a_trace():
 
     with pytest.raises(TooFewClients) as found:
         run(session, loss)
-    assert found.value.blamed == ()
+    assert (found.value.blamed, found.value.suspected) == ((), ())
 
 
 def test_members_cannot_frame_an_honest_member():
@@ -363,13 +384,13 @@ def test_members_that_are_silent_in_a_trace_are_left_out():
 def spoilt(part: str):
     session = liars_session()
     bad = session.members[2]
-    exchange = {"advert": "convene", "contribution": "contribute", "signature": "agree"}[part]
+    exchange = {"advert": "convene", "voucher": "vouch", "contribution": "contribute", "signature": "agree"}[part]
 
     def loss(name, client, answer):
         if name != exchange or client != bad:
             return answer
         body = bytearray(body_of(answer))
-        body[{"advert": 32, "contribution": 32 + 32 + 32 + 104, "signature": 0}[part]] ^= 1
+        body[{"advert": 32, "contribution": 32 + 32 + 32 + 104}.get(part, 0)] ^= 1
         return reframed(answer, bytes(body))
 
     federation, survivors, opened = run(session, loss)
@@ -377,10 +398,10 @@ def spoilt(part: str):
     return is_right(federation, survivors, opened)
 
 
-@pytest.mark.parametrize("part", ["advert", "contribution", "signature"])
+@pytest.mark.parametrize("part", ["advert", "voucher", "contribution", "signature"])
 def test_one_bad_signature_stops_nobody(monkeypatch, part):
     assert spoilt(part)
-    if part == "signature":
+    if part in ("voucher", "signature"):
         monkeypatch.setattr(lattice_server, "require_signed", nothing)
     else:
         name = {"advert": "require_adverts_signed", "contribution": "require_contributions_signed"}[part]
@@ -402,16 +423,17 @@ def test_a_client_that_came_no_further_is_not_in_the_sum():
     federation.participant = lambda each, kept=federation.participant: kept(each)
     convening = Convening(Invitations(session=session, roster=federation.roster))
     federation.collect("convene", convening)
-    contributing = convening.close(TASK, model_digest(MODEL))
+    vouching = convening.close()
+    federation.collect("vouch", vouching)
+    contributing = vouching.close(TASK, model_digest(MODEL))
+    vouchers = {place: vouching._vouchers[place] for place in range(session.committee.vouchers)}
     contributing._invitations = replace(contributing._invitations, remembered=later)
     answers = {
         each: federation.answer("contribute", each, data)
         for each, data in contributing.outbox.items()
         if each != client
     }
-    request = messages.encode_request(
-        contributing._request, session.rank(client), contributing._adverts, None, None
-    )
+    request = messages.encode_request(contributing._request, session.rank(client), vouchers, None, None)
     for each, data in answers.items():
         contributing.receive(each, data)
     with pytest.raises(PeerError, match="left out"):
@@ -522,7 +544,7 @@ def test_a_member_killed_at_any_step_answers_the_same():
     sizes = {}
 
     def twice(name, client, data):
-        if client != member or name in ("convene", "contribute"):
+        if client != member or name in ("convene", "vouch", "contribute"):
             return answer(name, client, data)
         before = federation.members[member].encode(session, member)
         first, after = answer(name, client, data), federation.members[member].encode(session, member)
@@ -577,8 +599,10 @@ def conversation():
         return answer
 
     federation.answer = noting
+    agreeing = federation.gather()
+    federation.keys = {member: federation.members[member].secret for member in session.members}
     with pytest.raises(TooFewClients):
-        federation.open(federation.gather())
+        federation.open(agreeing)
     return session, federation, found
 
 
@@ -609,6 +633,7 @@ def readers(session, federation, client):
 
     return {
         "convene": (lambda data: own.convene(data, Entropy.replay(b"any")), advert),
+        "vouch": (own.vouch, lambda data: vouched(session, federation, client, data)),
         "contribute": (contribute, contribution),
         "agree": (
             lambda data: own.agree(replace(state, statement=b""), data, nothing),
@@ -623,6 +648,13 @@ def readers(session, federation, client):
             lambda data: messages.decode_trace(session, session.rank(client), survivors, data),
         ),
     }
+
+
+def vouched(session, federation, client, data):
+    keys = {session.place(member): crypto.Agreement(federation.keys[member]).public for member in session.members}
+    with wire.opened(session, MessageKind.LATTICE_VOUCHER, session.rank(client), data) as reader:
+        said, statement = reader.take(64), sessions.adverts_statement(session, keys)
+    crypto.require_signature(federation.roster.key(client), said, statement)
 
 
 def signed(session, federation, client, data):
@@ -650,7 +682,7 @@ def unsigned_parts(session, body: bytes, exchange: str, *, is_answer: bool) -> l
     )
 
 
-@pytest.mark.parametrize("exchange", ["convene", "contribute", "agree", "open", "trace"])
+@pytest.mark.parametrize("exchange", ["convene", "vouch", "contribute", "agree", "open", "trace"])
 def test_a_changed_message_is_refused(conversation, exchange):
     """Any byte, any length: of the frame by its checksum, of a body with a right checksum by what reads it."""
     session, federation, found = conversation

@@ -14,7 +14,7 @@ from d2pfed.secagg.lattice import field as fields
 from d2pfed.secagg.lattice import session as sessions
 from d2pfed.secagg.lattice.client import Participant
 from d2pfed.secagg.lattice.field import PRIME
-from d2pfed.secagg.lattice.messages import Opened, SignedKey
+from d2pfed.secagg.lattice.messages import Opened, SignedKey, Signer
 from d2pfed.secagg.lattice.parameters import Committee
 from d2pfed.secagg.lattice.session import Request
 from support.evil import LOW_ORDER
@@ -73,12 +73,12 @@ def test_a_server_cannot_bring_keys_for_all_but_the_victim(monkeypatch):
     assert own_keys_for_the_others(Server())
 
 
-def own_committee(server) -> bool:
+def own_committee(server, vouchers=None) -> bool:
     """The server's own keys stand for the members."""
     victim = victim_of(server)
     secrets = {place: digest("a member of the server's", place) for place in server.adverts}
     adverts = forged_adverts(server, secrets)
-    contribution = server.ask(victim, adverts=adverts)
+    contribution = server.ask(victim, adverts=adverts, vouchers=vouchers and vouchers(server, adverts))
     server.adverts = adverts
     answers = opened_alone(server, secrets, victim, contribution)
     return is_victims(server, server.add_up([(victim, contribution)], answers))
@@ -91,6 +91,42 @@ def test_a_server_cannot_play_the_members(monkeypatch):
     assert own_committee(Server())
 
 
+def vouched_by(server, adverts, members: int) -> dict:
+    """Colluding members vouch for whatever the server likes."""
+    statement = sessions.adverts_statement(server.session, {place: each.key for place, each in adverts.items()})
+    secrets = map(enrolment_secret, server.session.members[:members])
+    return {place: Signer(crypto.sign(secret, statement)) for place, secret in enumerate(secrets)}
+
+
+def test_colluding_members_cannot_vouch_for_the_servers_own(monkeypatch):
+    """As many as the threshold are not enough; one more would be."""
+    threshold = Server().session.committee.threshold
+
+    def colluders(server, adverts):
+        return vouched_by(server, adverts, threshold)
+
+    with pytest.raises(PeerError, match=f"{threshold + 1} members must vouch"):
+        own_committee(Server(), colluders)
+    monkeypatch.setattr(Committee, "vouchers", property(lambda committee: committee.threshold))
+    assert own_committee(Server(), colluders)
+
+
+def test_a_server_cannot_vouch_in_the_members_place(monkeypatch):
+    """Signatures that are no member's, and those of adverts that were shown to members before."""
+
+    def forged(server, _adverts):
+        return {place: Signer(bytes(64)) for place in range(server.session.committee.vouchers)}
+
+    def of_others(server, _adverts):
+        return server.vouched(server.adverts)
+
+    for vouchers in (forged, of_others):
+        with pytest.raises(PeerError, match="signature"):
+            own_committee(Server(), vouchers)
+    drop(monkeypatch, "require_vouched")
+    assert own_committee(Server(), forged)
+
+
 def chosen_committee(*, believed: bool) -> bool:
     """The server names a committee of colluders; the victim answers for the one that it has computed, or for that."""
     drawn = make_session(30, committee=small_committee(24), dimension=5)
@@ -99,7 +135,8 @@ def chosen_committee(*, believed: bool) -> bool:
     victim = drawn.cohort[0]
     assert victim not in colluders
     if not believed:
-        data = messages.encode_request(server.request, server.session.rank(victim), server.adverts, None, None)
+        vouchers = server.vouched(server.adverts)
+        data = messages.encode_request(server.request, server.session.rank(victim), vouchers, None, None)
         server.federation.session = drawn
         server.federation.answer("contribute", victim, data)
     contribution = server.ask(victim)
@@ -481,7 +518,8 @@ def test_a_request_of_another_session_is_refused(monkeypatch, name):
     other = {"run": "another", "round": 4, "attempt": 1, "plan_digest": digest("a lax plan")}[name]
     session, client = replace(server.session, **{name: other}), victim_of(server)
     request = Request(session, server.request.keys, TASK, sessions.model_digest(MODEL))
-    data = messages.encode_request(request, request.session.rank(client), server.adverts, None, None)
+    vouchers = server.vouched(server.adverts)
+    data = messages.encode_request(request, request.session.rank(client), vouchers, None, None)
     with pytest.raises(PeerError, match="agreed session"):
         server.federation.answer("contribute", client, data)
     monkeypatch.setattr("d2pfed.secagg.checks.require_agreed", nothing)
@@ -508,7 +546,8 @@ def test_too_few_members_are_refused_before_the_charge(monkeypatch):
 
 def test_another_model_than_the_request_names_is_refused(monkeypatch):
     server, client = Server(), victim_of(Server())
-    data = messages.encode_request(server.request, server.session.rank(client), server.adverts, None, None)
+    vouchers = server.vouched(server.adverts)
+    data = messages.encode_request(server.request, server.session.rank(client), vouchers, None, None)
     with pytest.raises(PeerError, match="request names"):
         server.federation.answer("contribute", client, data, b"another model")
     drop(monkeypatch, "require_model")
@@ -533,7 +572,8 @@ def test_nothing_is_charged_for_a_request_that_is_refused(bad):
     keys = {place: advert.key for place, advert in adverts.items()}
     request = Request(session, keys, TASK, sessions.model_digest(MODEL))
     body = messages.decode_request(
-        messages.encode_request(request, request.session.rank(client), adverts, None, None), None
+        messages.encode_request(request, request.session.rank(client), server.vouched(server.adverts), None, None),
+        None,
     )
     with pytest.raises(PeerError):
         server.federation.participant(client).contribute(

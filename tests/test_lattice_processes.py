@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from flwr.app import Error, Message
 
 from d2pfed.deploy.client import PrivateClient
 from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.requests import ExchangeRequest, RequestKind
+from d2pfed.deploy.requests import ExchangeRequest, RequestKind, RunAnnouncement
 from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import D2PFedError
 from d2pfed.flower.grid import from_record, to_record
@@ -84,17 +85,26 @@ class ProcessGrid(LocalGrid):
 
 
 @pytest.mark.parametrize(
-    "kind", [None, MessageKind.LATTICE_REQUEST, MessageKind.LATTICE_SURVIVORS, MessageKind.LATTICE_CERTIFICATE]
+    "kind",
+    [
+        None,
+        MessageKind.LATTICE_ADVERTS,
+        MessageKind.LATTICE_REQUEST,
+        MessageKind.LATTICE_SURVIVORS,
+        MessageKind.LATTICE_CERTIFICATE,
+    ],
 )
 def test_a_process_killed_at_an_exchange_takes_its_clients_alone(tmp_path, kind):
     roster = enrol(tmp_path, CLIENTS)
     keep_keys_in(tmp_path, CLIENTS)
     plan = make_plan(CLIENTS, rounds=1, dropouts=0.1, colluders=0.0)
     assert plan.protocol is Protocol.LATTICE  # nobody has asked for it
-    grid, killed = ProcessGrid({}), []
+    grid, killed, announced = ProcessGrid({}), [], defaultdict(list)
 
     def going(client, message):
         request, data = from_record(message.content)
+        if request is RequestKind.ANNOUNCEMENT:
+            announced[client].append(RunAnnouncement.decode(data))
         if request is RequestKind.EXCHANGE and not killed and kind_of(ExchangeRequest.decode(data).frame) == kind:
             killed.extend(range(8, 8 + TOGETHER))
             grid.kill(8)
@@ -120,3 +130,10 @@ def test_a_process_killed_at_an_exchange_takes_its_clients_alone(tmp_path, kind)
         if read_client_config(directory_of(tmp_path, client)).log.read().bodies(Entry.CHARGE)
     ]
     assert charged == left
+    for client in range(CLIENTS):  # a greeting, then all terms once, with the head and this client's own slip
+        greeting, terms = announced[client]
+        assert greeting == terms.greeting
+        assert (terms.roster, terms.slip) == (roster.published.head, roster.published.slip(client))
+        held = directory_of(tmp_path, client)
+        assert (held / "roster-head").read_bytes().endswith(terms.roster + terms.slip)
+        assert not (held / "roster").exists()

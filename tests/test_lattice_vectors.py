@@ -125,10 +125,28 @@ class Second:
         trained = digest("d2pfed model", self.model), digest("d2pfed task", self.task)
         return digest("d2pfed lattice context", self.digest, self.subset, *keys, *trained)
 
+    @cached_property
+    def adverts(self):
+        return self.subset + b"".join(self.advert(member) + self.certified(member) for member in self.present)
+
+    def voucher(self, member):
+        keys = (x25519(self.member_key(member)) for member in self.present)
+        return self.sign(member, digest("d2pfed lattice adverts", self.digest, self.subset, *keys))
+
+    @cached_property
+    def vouched(self):
+        """The first threshold + 1 members' words for all keys; nothing where nobody is enrolled."""
+        if not self.signed:
+            return b""
+        asked = [member for member in self.present if str(member) in self.v["messages"]["vouch"]]
+        asked = [member for member in asked if member != self.v["silent"]][: self.threshold + 1]
+        signed = b"".join(self.certified(member) + self.voucher(member) for member in asked)
+        return bitmap([member in asked for member in self.members]) + signed
+
     def request(self, client):
-        adverts = b"".join(self.advert(member) + self.certified(member) for member in self.present)
+        keys = b"".join(x25519(self.member_key(member)) for member in self.present)
         task = struct.pack("<I", len(self.task)) + self.task + digest("d2pfed model", self.model)
-        return self.invitation(client) + self.subset + adverts + task
+        return self.invitation(client) + self.subset + keys + self.vouched + task
 
     def drawn(self, client):
         return self.v["clients"][str(client)]
@@ -246,6 +264,8 @@ class Second:
         """Request and answer of one exchange."""
         if exchange == "convene":
             return self.frame(1, client, self.invitation(client)), self.frame(17, client, self.advert(client))
+        if exchange == "vouch":
+            return self.frame(26, client, self.adverts), self.frame(27, client, self.voucher(client))
         if exchange == "contribute":
             return self.frame(18, client, self.request(client)), self.frame(19, client, self.contribution(client))
         if exchange == "agree":
@@ -314,7 +334,7 @@ def test_digests(vectors, seconds, name):
     assert second.statement.hex() == vector["statement"]
 
 
-@pytest.mark.parametrize("exchange", ["convene", "contribute", "agree", "open", "trace"])
+@pytest.mark.parametrize("exchange", ["convene", "vouch", "contribute", "agree", "open", "trace"])
 @pytest.mark.parametrize("name", ROUNDS)
 def test_every_message(vectors, seconds, name, exchange):
     vector, second = vectors[name], seconds[name]

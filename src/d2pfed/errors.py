@@ -42,12 +42,22 @@ class RolledBack(PeerError):  # noqa: N818 - the name of the event, not of a def
 
 
 class TooFewClients(D2PFedError):  # noqa: N818 - the name of the event, not of a defect
-    """Too few clients are left, these ones: the attempt is void. Those to blame, if any, are not asked again."""
+    """Too few clients are left, these ones: the attempt is void. Those to blame, if any, are not asked again.
 
-    def __init__(self, text: str, left: tuple[int, ...] = (), blamed: tuple[int, ...] = ()) -> None:
+    Those suspected may be honest: they are left out of the next attempt, and of no other.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        left: tuple[int, ...] = (),
+        blamed: tuple[int, ...] = (),
+        suspected: tuple[int, ...] = (),
+    ) -> None:
         super().__init__(text)
         self.left = left
         self.blamed = blamed
+        self.suspected = suspected
 
 
 class VoidStep(TooFewClients):

@@ -29,7 +29,7 @@ from d2pfed.secagg.roster import Enrolment
 from support.federation import MODEL, TASK, enrol, enrolment_secret, head_of, position_of
 from support.rosters import AUTHORITY
 
-EXCHANGES = ("convene", "contribute", "agree", "open", "trace")
+EXCHANGES = ("convene", "vouch", "contribute", "agree", "open", "trace")
 
 Loss = Callable[[str, int, bytes], bytes | None]  # exchange, client, answer
 
@@ -168,6 +168,8 @@ class LatticeFederation:
             return own.contribute(
                 body, model, lambda _task, _model: (self.vector(client), self.position(client, 1)), entropy
             )
+        if exchange == "vouch":
+            return own.vouch(data)
         if exchange == "trace":
             return own.trace(self.members[client], data)
         if exchange == "agree" or not self.session.is_signed:
@@ -194,12 +196,14 @@ class LatticeFederation:
         self.refused.setdefault(name, {}).update(collect(phase, self.exchange(name)))
 
     def gather(self, **invitations):
-        """Run the first two exchanges; returns the phase in which members sign."""
+        """Run the exchanges up to the vectors; returns the phase in which members sign."""
         convening = Convening(
             Invitations(session=self.session, roster=self.certified or self.roster, **invitations)
         )
         self.collect("convene", convening)
-        contributing = convening.close(TASK, model_digest(MODEL))
+        vouching = convening.close()
+        self.collect("vouch", vouching)
+        contributing = vouching.close(TASK, model_digest(MODEL))
         self.collect("contribute", contributing)
         return contributing.close(Entropy.replay(self.seed).child("server"))
 

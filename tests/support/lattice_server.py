@@ -33,6 +33,17 @@ class Server:
         self.adverts = dict(convening._adverts)
         self.contributions: dict[int, Contribution] = {}
 
+    def vouched(self, adverts) -> dict[int, Signer]:
+        """What as many members as a client wants say of some adverts."""
+        session, roster = self.session, self.federation.certified
+        packed, signers = messages.pack_adverts(session, adverts), {}
+        for place, member in enumerate(session.members[: session.committee.vouchers]):
+            rank, certificate = session.rank(member), None if roster is None else roster.certificate(member)
+            data = wire.message(session, MessageKind.LATTICE_ADVERTS, rank, packed)
+            said = self.federation.answer("vouch", self.federation.identity(member), data)
+            signers[place] = Signer(body_of(said), certificate)
+        return signers
+
     @property
     def request(self) -> Request:
         return self.request_of()
@@ -42,13 +53,14 @@ class Server:
         return Request(self.session, keys, task, model_digest(model))
 
     def ask(
-        self, client: int, *, adverts=None, task=TASK, model=MODEL, remembered=None, keep=True
+        self, client: int, *, adverts=None, vouchers=None, task=TASK, model=MODEL, remembered=None, keep=True
     ) -> Contribution:
-        """Ask a client for its contribution, with whatever adverts, task and model."""
+        """Ask a client for its contribution, with whatever adverts, vouchers, task and model."""
         adverts = adverts or self.adverts
         request = self.request_of(adverts, task, model)
         rank = self.federation.rank(client)
-        data = messages.encode_request(request, rank, adverts, None, remembered)
+        vouchers = self.vouched(adverts) if vouchers is None else vouchers
+        data = messages.encode_request(request, rank, vouchers, None, remembered)
         answer = self.federation.answer("contribute", client, data, model)
         contribution = messages.decode_contribution(self.session, rank, len(adverts), answer)
         if keep:

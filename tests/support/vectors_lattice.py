@@ -34,7 +34,8 @@ def make() -> dict:
 def make_round(**settings) -> dict:
     session = make_session(26, committee=replace(small_committee(24), threshold=2), **settings)
     federation = LatticeFederation(session, seed=b"vectors")
-    names = {"convene": session.members[5], "contribute": session.cohort[9], "open": session.members[11]}
+    names = {"convene": session.members[5], "vouch": session.members[1]}
+    names |= {"contribute": session.cohort[9], "open": session.members[11]}
     absent = {name: federation.identity(client) for name, client in names.items()}
     federation.loss = lambda name, client, answer: None if absent.get(name) == client else answer
     identities = {name: federation.identity(name) for name in session.cohort}
@@ -80,6 +81,7 @@ def make_round(**settings) -> dict:
         if session.is_signed
         else {},
         "clients": {str(name): _draws(session, client, federation) for name, client in identities.items()},
+        "silent": names["vouch"],  # whose signature of the adverts was lost
         "survivors": [name for name, client in identities.items() if client in agreeing.survivors],
         "messages": {
             exchange: {

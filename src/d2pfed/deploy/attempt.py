@@ -17,7 +17,6 @@ from d2pfed.deploy.rosters import (
     accept_roster,
     current_head,
     current_roster,
-    read_own_head,
 )
 from d2pfed.deploy.state import AcceptedRuns, RunTerms, SavedPhase
 from d2pfed.errors import PeerError, RolledBack
@@ -47,14 +46,12 @@ _DAY = 86_400
 def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> bool:
     """Keep the terms of a run that this client's policy, roster and budget allow; no lock is held meanwhile.
 
-    Say whether it did: in the lattice protocol it needs its slip under the head that is announced, and may not have it.
+    Say whether it did: a greeting has no terms.
     """
-    plan, layout, slip = decode_plan(announcement.plan), Layout.decode(announcement.layout), announcement.slip
-    if config.secret is not None and plan.protocol is Protocol.LATTICE and not slip:
-        head, slip = read_own_head(config)
-        if head != announcement.roster:
-            return False
-    enrolment, history = enrolment_of(config, plan.protocol, announcement.roster, slip)
+    if announcement == announcement.greeting:
+        return False
+    plan, layout = decode_plan(announcement.plan), Layout.decode(announcement.layout)
+    enrolment, history = enrolment_of(config, plan.protocol, announcement.roster, announcement.slip)
     config.policy.check(plan, enrolled_in(None if enrolment is None else enrolment.roster))
     if layout.dimension != plan.codec.rotation.dimension:
         raise PeerError("a plan must be for the parameters of its layout")

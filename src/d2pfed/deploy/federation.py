@@ -52,6 +52,7 @@ class ParticipationLog:
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
+        self._suspected = frozenset[int]()
         file = directory.path / "participation.json"
         try:
             found = json.loads(file.read_text() if file.exists() else '{"excluded": [], "block": 0}')
@@ -71,6 +72,15 @@ class ParticipationLog:
             text = json.dumps({"excluded": sorted(self.excluded), "block": self.block})
             self._directory.replace("participation.json", text.encode())
 
+    def suspect(self, clients: Iterable[int]) -> None:
+        """Leave clients out of the next attempt: they may have spoilt this one, or others have made it seem so."""
+        self._suspected = frozenset(clients)
+
+    def left_out(self) -> frozenset[int]:
+        """Return who is not asked in the attempt that begins; suspects have served their time with it."""
+        left_out, self._suspected = self.excluded | self._suspected, frozenset()
+        return left_out
+
 
 @dataclass(frozen=True, slots=True)
 class BlameTracking:
@@ -87,6 +97,7 @@ class BlameTracking:
         except TooFewClients as lack:
             _log.warning("an attempt is void and stays charged: %s", lack)
             self.log.note(blamed=lack.blamed)
+            self.log.suspect(lack.suspected)
             raise
         self.log.note(blamed=opened.blamed)
         return opened
@@ -259,7 +270,7 @@ class CohortFederation(_Federation):
         invite = Invite(
             roster=self._roster,
             opening=self._drawn.opening,
-            excluded=self._participation.excluded,
+            excluded=self._participation.left_out(),
             remembered={} if positions is None else positions.latest(),
             remember=ignore if positions is None else positions.keep,
         )

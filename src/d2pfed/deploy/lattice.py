@@ -22,6 +22,7 @@ from d2pfed.secagg.lattice.messages import decode_survivors
 from d2pfed.secagg.wire import MessageKind, binding_of, kind_of
 
 LATTICE_REQUESTS = (
+    MessageKind.LATTICE_ADVERTS,
     MessageKind.LATTICE_REQUEST,
     MessageKind.LATTICE_SURVIVORS,
     MessageKind.LATTICE_CERTIFICATE,

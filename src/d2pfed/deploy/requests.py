@@ -66,8 +66,8 @@ def _require_versions(reader: Reader, whose: str) -> None:
 class RunAnnouncement:
     """The first request of a run: its name, plan, model layout, first draw and, for enrolled clients, the roster.
 
-    In the lattice protocol the head stands for the roster. A client that has no slip under it accepts without a
-    signature, and gets the announcement again with its slip.
+    In the lattice protocol the head stands for the roster. The server then greets a node first, with the run's name
+    alone: the node answers for which client it speaks, and is sent the announcement with that client's slip.
     """
 
     run: str
@@ -75,7 +75,12 @@ class RunAnnouncement:
     layout: str
     first_draw: int = 0
     roster: bytes = b""  # or its head, as the authority has signed it; empty where no client is enrolled
-    slip: bytes = b""  # the receiver's own, which need not be sent twice
+    slip: bytes = b""  # the receiver's own, beside a head
+
+    @property
+    def greeting(self) -> "RunAnnouncement":
+        """Return what a node is asked first where each client gets a slip of its own."""
+        return RunAnnouncement(self.run, "", "")
 
     def encode(self) -> bytes:
         """Return the bytes of the request."""
@@ -115,7 +120,7 @@ class RunAnnouncement:
 class RunAcceptance:
     """The answer to an announcement: which client the node speaks for, and its signature.
 
-    The signature is empty if the client is not enrolled, or needs its slip first.
+    The signature is empty if the client is not enrolled, or was greeted.
     """
 
     client: ClientId

@@ -195,7 +195,7 @@ class NodeRegistry:
     announcement: RunAnnouncement
     population: frozenset[ClientId]
     roster: Roster | None
-    published: PublishedHead | None = None  # where the head is announced, and each client gets its slip
+    published: PublishedHead | None = None  # where nodes are greeted, and each client gets the head and its slip
     nodes: dict[ClientId, int] = field(default_factory=dict)  # of each client that has accepted the run
     _asked: set[int] = field(default_factory=set)
     _failed: set[int] = field(default_factory=set)
@@ -256,7 +256,8 @@ class NodeRegistry:
         for late in [each for each in self._waiting if time.monotonic() - self._since[each] > _AGAIN_SECONDS]:
             self._asked.discard(self._waiting[late])  # lost on the way or late: to answer twice changes nothing
             self._since[late] = math.inf
-        data = self.announcement.encode()
+        first = self.announcement if self.published is None else self.announcement.greeting
+        data = first.encode()
         for node in sorted(connected - self._asked):
             self._slipped.discard(node)
             self._announce(node, data, seconds)

@@ -218,12 +218,13 @@ def _why_bytes(plan: Plan, traffic: PlanTraffic | None) -> str:
         return f"A client's vector has {vector:,} bytes; as 32-bit floats it would have {floats:,}."
     most, client = plan.max_participations, traffic.client
     clients = "client" if plan.unit is Unit.CLIENT else "silo"
-    roster = f", a roster of {traffic.roster:,} bytes included" if traffic.roster else ""
+    once, roster = traffic.joining, f" and {traffic.roster:,} of the roster" if traffic.roster else ""
     return (
         f"An ordinary {clients} sends {client.sent:,} bytes in an attempt, of which {vector:,} are its vector, and "
         f"receives {client.received:,}, the model among them. In {most:,} attempt{'s' * (most != 1)}, the most that it "
-        f"takes part in, it sends {most * client.sent:,} bytes and receives {most * client.received + traffic.roster:,}"
-        f"{roster}. Federated averaging in 32-bit floats would take {most * floats:,} bytes each way."
+        f"takes part in, it sends {most * client.sent + once.sent:,} bytes and receives "
+        f"{most * client.received + once.received:,}, with the run's announcement{roster}. Federated averaging in "
+        f"32-bit floats would take {most * floats:,} bytes each way."
     )
 
 

@@ -180,7 +180,7 @@ def gather(
     transport must carry it.
     """
     if isinstance(session, lattice.Session):
-        # The committee is asked for its keys, then everybody for the one message that most clients ever send.
+        # The committee is asked for its keys and to check them, then everybody for the one message of most clients.
         convening = lattice.Convening(
             lattice.Invitations(
                 session=session,
@@ -191,7 +191,9 @@ def gather(
             )
         )
         run_exchange(convening, exchange, refused)
-        contributing = convening.close(task, lattice.model_digest(model))
+        vouching = convening.close()
+        run_exchange(vouching, exchange, refused)
+        contributing = vouching.close(task, lattice.model_digest(model))
         run_exchange(contributing, exchange, refused)
         invite.remember(contributing.positions)
         # The server's own randomness: a nonce, and coefficients that no member may foresee. No sum depends on it.

@@ -155,6 +155,8 @@ class LatticeClient:
             return self.own.contribute(body, self.model, self.contribute, fresh)
         if self.member is None:
             raise PeerError(f"client {self.own.client} has no part in the committee of this attempt")
+        if kind == MessageKind.LATTICE_ADVERTS:
+            return self.own.vouch(request)
         if kind == MessageKind.LATTICE_TRACE_REQUEST:
             return self.own.trace(self.member, request)
         if kind == MessageKind.LATTICE_CERTIFICATE:

@@ -46,10 +46,11 @@ def pairwise_traffic(session: Session, depth: int | None, model: int) -> Traffic
 
 def lattice_traffic(session: LatticeSession, depth: int | None, model: int) -> Traffic:
     """Return the traffic of a client that speaks once."""
-    members, signature = session.committee.size, SIGNATURE_BYTES if session.is_signed else 0
-    certificate = CERTIFICATE_BYTES if session.is_by_slot else 0
-    adverts = subset_bytes(members) + members * (PUBLIC_BYTES + signature + certificate)
-    received = _invitation(session, depth) + adverts + _TASK_LENGTH_BYTES + BINDING_BYTES + model
+    members, certificate = session.committee.size, CERTIFICATE_BYTES if session.is_by_slot else 0
+    keys = subset_bytes(members) + members * PUBLIC_BYTES
+    vouched = subset_bytes(members) + session.committee.vouchers * (SIGNATURE_BYTES + certificate)
+    shown = keys + (vouched if session.is_signed else 0)
+    received = _invitation(session, depth) + shown + _TASK_LENGTH_BYTES + BINDING_BYTES + model
     return Traffic(lattice.contribution_bytes(session, members), received)
 
 
@@ -58,14 +59,16 @@ def member_traffic(session: LatticeSession, depth: int | None, model: int) -> Tr
     ordinary, size, members = lattice_traffic(session, depth, model), len(session.cohort), session.committee.size
     signed, signature = session.is_signed, SIGNATURE_BYTES if session.is_signed else 0
     certificate = CERTIFICATE_BYTES if session.is_by_slot else 0
+    shown_key = PUBLIC_BYTES + signature + certificate
+    adverts = HEADER_BYTES + subset_bytes(members) + members * shown_key if signed else 0
     shown = PUBLIC_BYTES + (POSITION_BYTES + SIGNATURE_BYTES if signed else 0) + certificate
     survivors = HEADER_BYTES + CONTEXT_BYTES + lattice.NONCE_BYTES + subset_bytes(size) + size * shown
     agreed = HEADER_BYTES + subset_bytes(members) + members * (SIGNATURE_BYTES + certificate) if signed else 0
     advert, confirmed = HEADER_BYTES + PUBLIC_BYTES + signature, HEADER_BYTES + SIGNATURE_BYTES if signed else 0
     opening = HEADER_BYTES + (session.polynomials + size) * ELEMENT_BYTES
     return Traffic(
-        ordinary.sent + advert + confirmed + opening,
-        ordinary.received + _invitation(session, depth) + survivors + agreed,
+        ordinary.sent + advert + 2 * confirmed + opening,
+        ordinary.received + _invitation(session, depth) + adverts + survivors + agreed,
     )
 
 

@@ -32,7 +32,7 @@ HEADER_BYTES = _HEADER.size + _CHECKSUM_BYTES
 
 
 class MessageKind(IntEnum):
-    """What a frame holds. Kinds 1 to 10 belong to pair masks, 11 to 16 to standing keys, 17 to 25 to the lattice."""
+    """What a frame holds. Kinds 1 to 10 belong to pair masks, 11 to 16 to standing keys, 17 to 27 to the lattice."""
 
     INVITATION = 1
     KEY_ADVERTISEMENT = 2
@@ -59,6 +59,8 @@ class MessageKind(IntEnum):
     LATTICE_OPENING = 23
     LATTICE_TRACE_REQUEST = 24
     LATTICE_TRACE = 25
+    LATTICE_ADVERTS = 26
+    LATTICE_VOUCHER = 27
     ROSTER = 32
     ROSTER_HEAD = 33
     CERTIFICATE = 34

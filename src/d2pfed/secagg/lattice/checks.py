@@ -14,21 +14,34 @@ from d2pfed.secagg.roster import Keys, Position
 from d2pfed.secagg.wire import ClientId
 
 
-def require_members(session: Session, adverts: Mapping[int, Advert]) -> None:
+def require_members(session: Session, keys: Mapping[int, bytes]) -> None:
     """Refuse to contribute where too few members are there to open anything: the charge would be wasted."""
     least = max(session.committee.certificate, session.committee.openers)
-    if len(adverts) < least:
-        raise PeerError(f"at least {least} members must be there, got {len(adverts)}")
+    if len(keys) < least:
+        raise PeerError(f"at least {least} members must be there, got {len(keys)}")
 
 
 def require_adverts_signed(session: Session, keys: Keys, adverts: Mapping[int, Advert]) -> None:
-    """Refuse keys that their enrolled owners did not sign for this session: the committee could be the server's own."""
+    """Refuse to vouch for keys that their enrolled owners did not sign for this session."""
     signed = dict[int, tuple[bytes, bytes]]()
     for place, advert in adverts.items():
         member = session.members[place]
         statement = sessions.advert_statement(session, member, advert.key)
         signed[session.rank(member)] = statement, advert.signature
     require_signed(session, keys, signed)
+
+
+def require_vouched(
+    session: Session, keys: Keys, shown: Mapping[int, bytes], vouchers: Mapping[int, Signer]
+) -> None:
+    """Refuse members' keys that no honest member has checked: the committee could be the server's own.
+
+    At most the threshold of members collude, so one of more vouchers is honest, and it has checked every advert.
+    """
+    least = session.committee.vouchers
+    if len(vouchers) < least:
+        raise PeerError(f"at least {least} members must vouch for the members' keys, got {len(vouchers)}")
+    _require_members_signed(session, keys, sessions.adverts_statement(session, shown), vouchers)
 
 
 def require_order(agreed: Mapping[int, bytes]) -> None:
@@ -94,11 +107,15 @@ def require_certificate(session: Session, keys: Keys, statement: bytes, signers:
     least = session.committee.certificate
     if not statement or len(signers) < least:
         raise PeerError(f"at least {least} members must have signed, got {len(signers)}")
-    ranked = {session.rank(session.members[place]): each.signature for place, each in signers.items()}
-    require_signed(session, keys, {rank: (statement, signature) for rank, signature in ranked.items()})
+    _require_members_signed(session, keys, statement, signers)
 
 
 def require_opened(trace: bytes) -> None:
     """Refuse to trace before anything was opened: a trace says something of every survivor's pads."""
     if not trace:
         raise PeerError("a member traces what it has opened")
+
+
+def _require_members_signed(session: Session, keys: Keys, statement: bytes, signers: Mapping[int, Signer]) -> None:
+    ranked = {session.rank(session.members[place]): each.signature for place, each in signers.items()}
+    require_signed(session, keys, {rank: (statement, signature) for rank, signature in ranked.items()})

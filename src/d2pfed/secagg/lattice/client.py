@@ -1,8 +1,9 @@
-"""A client's half: an ordinary client speaks once, a member of the committee four times.
+"""A client's half: an ordinary client speaks once, a member of the committee five times.
 
     exchange     takes                 durable before the answer leaves          answers with
     -----------  --------------------  ----------------------------------------  --------------------
     convene      INVITATION            a row: begun; the key, where it is kept   LATTICE_ADVERT       members
+    vouch        LATTICE_ADVERTS                                                 LATTICE_VOUCHER      members
     contribute   LATTICE_REQUEST       a row: the charge, before data            LATTICE_CONTRIBUTION everyone
     agree        LATTICE_SURVIVORS     a row: what it signs                      LATTICE_SIGNATURE    members
     open         LATTICE_CERTIFICATE   the answer in the place of the key        LATTICE_OPENING      members
@@ -83,13 +84,13 @@ class Participant:
         twice must not mask two vectors alike.
         """
         self._check_invitation(body.invitation)
-        request, adverts = messages.read_request(self.session, body)
-        checks.require_members(self.session, adverts)
+        request, vouchers = messages.read_request(self.session, body)
+        checks.require_members(self.session, request.keys)
         if self.enrolment is not None:
-            keys = self._keys({self.session.members[place]: each.certificate for place, each in adverts.items()})
-            checks.require_adverts_signed(self.session, keys, adverts)
+            keys = self._keys({self.session.members[place]: each.certificate for place, each in vouchers.items()})
+            checks.require_vouched(self.session, keys, request.keys, vouchers)
         own = crypto.Agreement(entropy.child("key").key)
-        agreed = {place: own.agree(advert.key) for place, advert in adverts.items()}
+        agreed = {place: own.agree(key) for place, key in request.keys.items()}
         checks.require_order(agreed)
         checks.require_model(request, model)
         contributed, position = contribute(request.task, model)
@@ -114,6 +115,15 @@ class Participant:
         if not session.is_by_slot:  # behind slots may be anyone whom it has met
             known = {client: known[client] for client in session.cohort if client in known}
         return wire.message(session, MessageKind.LATTICE_ADVERT, self.rank, advert.pack()), Member(secret, known)
+
+    def vouch(self, data: bytes) -> bytes:
+        """Sign that the members' keys are theirs: an ordinary client is shown a few such signatures, and no adverts."""
+        session = self.session
+        adverts = messages.decode_adverts(session, self.rank, data)
+        keys = self._keys({session.members[place]: each.certificate for place, each in adverts.items()})
+        checks.require_adverts_signed(session, keys, adverts)
+        statement = sessions.adverts_statement(session, {place: each.key for place, each in adverts.items()})
+        return wire.message(session, MessageKind.LATTICE_VOUCHER, self.rank, self.sign(statement))
 
     def agree(self, member: "Member", data: bytes, record: Record) -> "MemberAnswer":
         """Sign one set of survivors, or name those whom this member has met later than they say they are."""

@@ -1,4 +1,4 @@
-"""The messages of the lattice protocol, kinds 17 to 25: what each carries, as bytes and back."""
+"""The messages of the lattice protocol, kinds 17 to 27: what each carries, as bytes and back."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -73,7 +73,7 @@ class Survivors:
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """A member's signature of an opening, and its certificate where clients are named by slots."""
+    """A member's signature, of all members' keys or of an opening, and its certificate if clients go by slots."""
 
     signature: bytes
     certificate: Certificate | None = None
@@ -100,22 +100,37 @@ def read_advert(session: Session, reader: Reader) -> Advert:
     return Advert(reader.take(PUBLIC_BYTES), reader.take(SIGNATURE_BYTES if session.is_signed else 0))
 
 
+def pack_adverts(session: Session, adverts: Mapping[int, Advert]) -> bytes:
+    """Return the body that all members are shown each other's adverts with, by place."""
+    return wire.pack_ranked(session.committee.size, {place: each.pack() for place, each in adverts.items()})
+
+
+def decode_adverts(session: Session, rank: int, data: bytes) -> dict[int, Advert]:
+    """Read the members' adverts, by place."""
+    with wire.opened(session, MessageKind.LATTICE_ADVERTS, rank, data) as reader:
+        return {
+            place: replace(read_advert(session, reader), certificate=_read_certificate(session, reader))
+            for place in wire.ranks_of(reader.subset(session.committee.size))
+        }
+
+
 def encode_request(
     request: Request,
     rank: int,
-    adverts: Mapping[int, Advert],
+    vouchers: Mapping[int, Signer],
     opening: Opening | None,
     remembered: Position | None,
 ) -> bytes:
     """Ask a client for its contribution."""
-    return encode_requested(request, rank, pack_request(request, adverts), opening, remembered)
+    return encode_requested(request, rank, pack_request(request, vouchers), opening, remembered)
 
 
-def pack_request(request: Request, adverts: Mapping[int, Advert]) -> bytes:
+def pack_request(request: Request, vouchers: Mapping[int, Signer]) -> bytes:
     """Return what is the same in the requests to all clients: all but the invitation."""
-    packed = {place: advert.pack() for place, advert in adverts.items()}
+    session = request.session
+    keys, signed = wire.pack_ranked(session.committee.size, request.keys), _pack_signers(session, vouchers)
     task = wire.pack_integer(len(request.task), 4), request.task, request.model_digest
-    return b"".join((wire.pack_ranked(request.session.committee.size, packed), *task))
+    return b"".join((keys, signed if session.is_signed else b"", *task))
 
 
 def encode_requested(
@@ -132,16 +147,13 @@ def decode_request(data: bytes, depth: int | None) -> RequestBody:
     return RequestBody(read_invitation(reader, client, binding, depth), reader.rest())
 
 
-def read_request(session: Session, body: RequestBody) -> tuple[Request, dict[int, Advert]]:
-    """Read which members are there, with their adverts, and what is to be trained."""
+def read_request(session: Session, body: RequestBody) -> tuple[Request, dict[int, Signer]]:
+    """Read which members are there, with their keys, who vouches for these, and what is to be trained."""
     with Reader(memoryview(body.rest)) as reader:
         places = wire.ranks_of(reader.subset(session.committee.size))
-        adverts = {
-            place: replace(read_advert(session, reader), certificate=_read_certificate(session, reader))
-            for place in places
-        }
-        keys = {place: advert.key for place, advert in adverts.items()}
-        return Request(session, keys, reader.take(reader.integer(4)), reader.take(BINDING_BYTES)), adverts
+        keys = {place: reader.take(PUBLIC_BYTES) for place in places}
+        vouchers = _read_signers(session, reader) if session.is_signed else {}
+        return Request(session, keys, reader.take(reader.integer(4)), reader.take(BINDING_BYTES)), vouchers
 
 
 def encode_contribution(session: Session, rank: int, said: Contribution) -> bytes:
@@ -206,20 +218,13 @@ def decode_signature(session: Session, rank: int, data: bytes) -> bytes | dict[i
 
 def encode_certificate(session: Session, rank: int, signers: Mapping[int, Signer]) -> bytes:
     """Show a member who has signed, by place."""
-    signed = {place: _packed(each.certificate) + each.signature for place, each in signers.items()}
-    packed = wire.pack_ranked(session.committee.size, signed)
-    return wire.message(session, MessageKind.LATTICE_CERTIFICATE, rank, packed)
+    return wire.message(session, MessageKind.LATTICE_CERTIFICATE, rank, _pack_signers(session, signers))
 
 
 def decode_certificate(session: Session, rank: int, data: bytes) -> dict[int, Signer]:
     """Read the signatures, by place."""
     with wire.opened(session, MessageKind.LATTICE_CERTIFICATE, rank, data) as reader:
-        places = wire.ranks_of(reader.subset(session.committee.size))
-        found = dict[int, Signer]()
-        for place in places:
-            certificate = _read_certificate(session, reader)
-            found[place] = Signer(reader.take(SIGNATURE_BYTES), certificate)
-    return found
+        return _read_signers(session, reader)
 
 
 def encode_opening(session: Session, rank: int, opened: Opened) -> bytes:
@@ -263,6 +268,19 @@ def _packed(certificate: Certificate | None) -> bytes:
 
 def _read_certificate(session: Session, reader: Reader) -> Certificate | None:
     return read_certificate(reader) if session.is_by_slot else None
+
+
+def _pack_signers(session: Session, signers: Mapping[int, Signer]) -> bytes:
+    signed = {place: _packed(each.certificate) + each.signature for place, each in signers.items()}
+    return wire.pack_ranked(session.committee.size, signed)
+
+
+def _read_signers(session: Session, reader: Reader) -> dict[int, Signer]:
+    signers = dict[int, Signer]()
+    for place in wire.ranks_of(reader.subset(session.committee.size)):
+        certificate = _read_certificate(session, reader)
+        signers[place] = Signer(reader.take(SIGNATURE_BYTES), certificate)
+    return signers
 
 
 def _read_signed(session: Session, reader: Reader, key: bytes) -> SignedKey:

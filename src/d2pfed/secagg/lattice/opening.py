@@ -90,7 +90,9 @@ class Opener:
         combined = np.array([traces.get(place, silent) for place in self.answered])
         words = ((self._boxes @ coefficients).T - combined) % PRIME
         if int(self._left.sum()) >= size:
-            self._left &= ~self._judge(words, size).any(axis=1)
+            wrong = self._judge(words, size)
+            self._suspect(wrong, size)
+            self._left &= ~wrong.any(axis=1)
         openers = int(self._left.sum())
         if self._failed or openers < size:
             raise self._void(f"{size} members in dispute with nobody must open a sum, got {openers}")
@@ -120,23 +122,34 @@ class Opener:
         return tuple(sorted(found))
 
     def _void(self, text: str) -> TooFewClients:
-        """Return the error that ends the attempt: with those to blame, and those that are left out all the same.
+        """Return the error that ends the attempt: with those to blame, and those whom the next one leaves out.
 
         More clients than can collude do not fail unless members lie: then none is left out for it.
         """
-        identities, failed = self._total.identities, sorted(self._failed)
-        blamed, suspects = set(self.blamed()), [identities[self._ranks[each]] for each in failed]
-        if len(suspects) <= max(1, self._session.colluders):
-            blamed |= set(suspects)
+        blamed, found = self.blamed(), sorted(self._failed | self._suspects)
+        suspects = [self._total.identities[self._ranks[each]] for each in found]
         if suspects:
             listed = ", ".join(map(str, suspects[:8]))
             text += f"; client {listed}, or more than {self._correctable} members, gave false shares"
-        return TooFewClients(text, blamed=tuple(sorted(blamed)))
+        is_possible = len(suspects) <= max(1, self._session.colluders)
+        return TooFewClients(text, blamed=blamed, suspected=tuple(sorted(suspects)) if is_possible else ())
+
+    def _suspect(self, wrong: NDArray[np.bool_], size: int) -> None:
+        """Note the survivors, those with most disputes first, without whom enough members would be in no dispute.
+
+        Either they or as many members have lied, and nobody can tell which.
+        """
+        wrong = wrong & self._left[:, None]
+        while int((self._left & ~wrong.any(axis=1)).sum()) < size:
+            worst = int(wrong.sum(axis=0).argmax())
+            self._suspects.add(worst)
+            wrong[:, worst] = False
 
     def _forget(self) -> None:
         shape = len(self.answered), len(self._ranks)
         self._disputes = np.zeros(shape, np.bool_)  # by member and survivor: one of the two must have lied
         self._failed = set[int]()  # survivors whose words do not decode, or decode to another seed
+        self._suspects = set[int]()  # survivors that have cheated, unless members have
         self._shown_false = np.zeros(len(self._ranks), np.bool_)  # those of them that must have cheated
         self._correctable = 0
 

@@ -52,6 +52,11 @@ class Committee:
         return self.packed + self.threshold
 
     @property
+    def vouchers(self) -> int:
+        """Return how many members must vouch for all members' keys: one of them is honest."""
+        return self.threshold + 1
+
+    @property
     def least(self) -> int:
         """Return how many members an attempt needs: to certify and open, with two to spare who may lie or vanish."""
         return max(self.certificate, self.openers + 2)

@@ -1,6 +1,6 @@
 """The server's half of the lattice protocol.
 
-    Convening -> Contributing -> Agreeing -> Opening -> the sum, or Tracing -> the sum
+    Convening -> Vouching -> Contributing -> Agreeing -> Opening -> the sum, or Tracing -> the sum
 
 All clients contribute once; only members of the committee are asked again. The survivors are final when Contributing is
 closed. What fails before is not charged by the server; what fails after it is.
@@ -18,6 +18,7 @@ from d2pfed.secagg.checks import require_context, require_current_claim, require
 from d2pfed.secagg.draws import Opening as DrawOpening
 from d2pfed.secagg.heads import Certificate, CertifiedRoster
 from d2pfed.secagg.lattice import checks, messages
+from d2pfed.secagg.lattice import session as sessions
 from d2pfed.secagg.lattice.field import Elements
 from d2pfed.secagg.lattice.messages import Advert, Opened, SignedKey, Signer, Survivors
 from d2pfed.secagg.lattice.opening import Boxes, MaskedTotal, Opener
@@ -92,7 +93,7 @@ class Convening:
         crypto.require_order(advert.key)
         self._adverts[place] = replace(advert, certificate=self._invitations.certificate(session.cohort[rank]))
 
-    def close(self, task: bytes, model_digest: bytes) -> "Contributing":
+    def close(self) -> "Vouching":
         """Go on with the members that are there."""
         session, least = self._invitations.session, self._invitations.session.committee.least
         if len(self._adverts) < least:
@@ -101,17 +102,54 @@ class Convening:
             raise TooFewClients(
                 f"at least {least} members of the committee must be there, got {len(there)}", there
             )
-        keys = {place: advert.key for place, advert in self._adverts.items()}
-        return Contributing(self._invitations, Request(session, keys, task, model_digest), self._adverts)
+        return Vouching(self._invitations, self._adverts)
+
+
+class Vouching:
+    """Second exchange: members vouch for each other's keys, so that nobody else needs the adverts.
+
+    Asks nobody where nobody is enrolled. Nothing is charged if too few vouch.
+    """
+
+    def __init__(self, invitations: Invitations, adverts: Mapping[int, Advert]) -> None:
+        self._invitations = invitations
+        self._keys = {place: advert.key for place, advert in adverts.items()}
+        self._vouchers: dict[int, Signer] = {}
+        session = invitations.session
+        packed = messages.pack_adverts(session, adverts)
+        self.outbox = Outbox(
+            invitations.identities,
+            session.seated(adverts if session.is_signed else ()),
+            lambda rank: wire.message(session, MessageKind.LATTICE_ADVERTS, rank, packed),
+        )
+
+    def receive(self, client: ClientId, data: bytes) -> None:
+        """Take a member's signature."""
+        session, roster, rank = self._invitations.session, self._invitations.roster, self.outbox.admit(client)
+        with wire.opened(session, MessageKind.LATTICE_VOUCHER, rank, data) as reader:
+            signature = reader.take(crypto.SIGNATURE_BYTES)
+        if roster is not None:
+            name, statement = session.cohort[rank], sessions.adverts_statement(session, self._keys)
+            require_signed(session, roster, {rank: (statement, signature)})
+            self._vouchers[session.place(name)] = Signer(signature, self._invitations.certificate(name))
+
+    def close(self, task: bytes, model_digest: bytes) -> "Contributing":
+        """Go on with as many vouchers as a client needs."""
+        session = self._invitations.session
+        least = session.committee.vouchers if session.is_signed else 0
+        if len(self._vouchers) < least:
+            raise TooFewClients(f"at least {least} members must vouch for keys, got {len(self._vouchers)}")
+        vouchers = {place: self._vouchers[place] for place in sorted(self._vouchers)[:least]}
+        return Contributing(self._invitations, Request(session, self._keys, task, model_digest), vouchers)
 
 
 class Contributing:
-    """Second exchange: ask everyone, and add up vectors as they come."""
+    """Third exchange: ask everyone, and add up vectors as they come."""
 
-    def __init__(self, invitations: Invitations, request: Request, adverts: Mapping[int, Advert]) -> None:
-        self._invitations, self._request, self._adverts = invitations, request, adverts
+    def __init__(self, invitations: Invitations, request: Request, vouchers: Mapping[int, Signer]) -> None:
+        self._invitations, self._request = invitations, request
         session, opening, remembered = invitations.session, invitations.opening, invitations.remembered
-        packed = messages.pack_request(request, adverts)
+        packed = messages.pack_request(request, vouchers)
         self._total = np.zeros(session.dimension, np.uint32)
         self._signed: dict[int, SignedKey] = {}
         self._boxes: dict[int, Boxes] = {}
@@ -128,7 +166,7 @@ class Contributing:
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a client's contribution."""
         known, session, rank = self._invitations, self._invitations.session, self.outbox.admit(client)
-        said = messages.decode_contribution(session, rank, len(self._adverts), data)
+        said = messages.decode_contribution(session, rank, len(self._request.keys), data)
         signed, position, roster = said.signed, said.signed.position, known.roster
         require_context(said.context, self._request.context)
         crypto.require_order(signed.key)
@@ -161,7 +199,7 @@ class Contributing:
 
 
 class Agreeing:
-    """Third exchange: members sign who has survived. Asks nobody where nobody is enrolled.
+    """Fourth exchange: members sign who has survived. Asks nobody where nobody is enrolled.
 
     `claims` is where members have met clients later than these say they are: to be remembered.
     """
@@ -208,7 +246,7 @@ class Agreeing:
 
 
 class Opening:
-    """Fourth exchange: members give the sums of their pads."""
+    """Fifth exchange: members give the sums of their pads."""
 
     def __init__(
         self, total: MaskedTotal, survivors: Survivors, signers: Mapping[int, Signer], entropy: Entropy
@@ -243,7 +281,7 @@ class Opening:
 
 
 class Tracing:
-    """Fifth exchange, only if a sum was spoilt: find who disagrees with whom, and open it without them."""
+    """Sixth exchange, only if a sum was spoilt: find who disagrees with whom, and open it without them."""
 
     def __init__(self, total: MaskedTotal, opener: Opener) -> None:
         self._total, self._opener = total, opener

@@ -156,6 +156,12 @@ def advert_statement(session: Session, member: ClientId, key: bytes) -> bytes:
     return digest("d2pfed lattice advert", session.digest, member, key)
 
 
+def adverts_statement(session: Session, keys: Mapping[int, bytes]) -> bytes:
+    """Return what a member signs that has checked the adverts of the members that are there: their keys, by place."""
+    present = pack_subset(subset_of(session.committee.size, keys))
+    return digest("d2pfed lattice adverts", session.digest, present, *(keys[place] for place in sorted(keys)))
+
+
 def contribution_statement(
     session: Session, context: bytes, client: ClientId, key: bytes, position: Position | None
 ) -> bytes:
