@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from d2pfed.noise.sampler import DiscreteGaussian
 from d2pfed.numerics.compiled import compiled
-from d2pfed.numerics.randomness import Entropy, Stream, derive
+from d2pfed.numerics.randomness import Entropy, LongStream, Stream, derive
 from d2pfed.numerics.ring import IntVector, RingVector
 from d2pfed.secagg import crypto
 from d2pfed.secagg.lattice import field as fields
@@ -18,14 +18,15 @@ from d2pfed.secagg.lattice.parameters import SECRET_DEVIATION
 from d2pfed.secagg.lattice.session import Session
 from d2pfed.secagg.wire import ClientId
 
-_BLOCK = 1 << 19  # words of the matrix at a time
+_BLOCK = 1 << 17  # words of the matrix at a time
+_LONG = range(1 << 10, 1 << 36)  # bytes of a matrix that a long stream pays for, and has
 
 
 def add_product(session: Session, context: bytes, total: RingVector, secret: IntVector) -> None:
     """Add A s to a vector in place: row j of A is words j l to j l + l - 1 of the context's keystream."""
     word, length = session.ring.mask_word, session.secret
-    stream = Stream(derive(context, "d2pfed lattice matrix"))
-    rows = max(1, _BLOCK // length)
+    key, rows = derive(context, "d2pfed lattice matrix"), max(1, _BLOCK // length)
+    stream = LongStream(key) if total.size * length * word.itemsize in _LONG else Stream(key)
     block, factors = np.empty((rows, length), word), secret.astype(word)  # modulo the word: the ring divides it
     for start in range(0, total.size, rows):
         part = total[start : start + rows]

@@ -25,7 +25,7 @@ from d2pfed.secagg.lattice.session import Request, Session
 from d2pfed.secagg.pairwise.messages import encode_invitation
 from d2pfed.secagg.pairwise.unmask import Sum
 from d2pfed.secagg.roster import Position, Roster, verify_position
-from d2pfed.secagg.wire import ClientId, MessageKind, Outbox, Subset, subset_of
+from d2pfed.secagg.wire import HEADER_BYTES, ClientId, MessageKind, Outbox, Subset, subset_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,13 +218,13 @@ class Opening:
         session = total.request.session
         self.survivors = total.survivors
 
-        def request(rank: int) -> bytes:
-            if session.is_signed:
-                return messages.encode_certificate(session, rank, signers)
-            return messages.encode_survivors(session, rank, survivors)
-
-        asked = session.seated(signers if session.is_signed else total.request.keys)
-        self.outbox = Outbox(total.identities, asked, request)
+        if session.is_signed:
+            kind, asked = MessageKind.LATTICE_CERTIFICATE, session.seated(signers)
+            body = messages.encode_certificate(session, 0, signers)[HEADER_BYTES:]  # the same for all
+        else:
+            kind, asked = MessageKind.LATTICE_SURVIVORS, session.seated(total.request.keys)
+            body = messages.pack_survivors(session, survivors)
+        self.outbox = Outbox(total.identities, asked, lambda rank: wire.message(session, kind, rank, body))
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a member's pads."""
