@@ -35,7 +35,7 @@ def element_rows(keys: Sequence[bytes], count: int) -> Elements:
     """Return the first elements of the streams of many keys, a row for each."""
     packed = b"".join(Stream(key).bytes(count * ELEMENT_BYTES) for key in keys)
     rows = np.frombuffer(packed, _ELEMENT).reshape(len(keys), count).astype(np.int64)
-    for row in np.flatnonzero((rows >= PRIME).any(axis=1)):
+    for row in np.flatnonzero((rows >= PRIME).any(axis=1)).tolist():
         rows[row] = elements(Stream(keys[row]), count)
     return rows
 

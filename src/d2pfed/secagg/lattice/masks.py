@@ -14,7 +14,7 @@ from d2pfed.numerics.ring import IntVector, RingVector
 from d2pfed.secagg import crypto
 from d2pfed.secagg.lattice import field as fields
 from d2pfed.secagg.lattice.field import PRIME, Elements
-from d2pfed.secagg.lattice.parameters import SECRET_DEVIATION
+from d2pfed.secagg.lattice.parameters import SECRET_DEVIATION, Committee
 from d2pfed.secagg.lattice.session import Session
 from d2pfed.secagg.wire import ClientId
 
@@ -71,19 +71,16 @@ def split(session: Session, secret: IntVector, seed: Elements, stream: Stream) -
     values = fields.elements(stream, committee.openers * (count + 2)).reshape(committee.openers, count + 2)
     padded = np.pad(secret % PRIME, (0, committee.packed * count - secret.size))
     values[: committee.packed, :count] = padded.reshape(count, committee.packed).T
-    shares = fields.multiply(_share_matrix(session, committee.openers), values)
+    shares = fields.multiply(_share_matrix(committee.openers, committee), values)
     seeds = np.concatenate((seed, values[: committee.threshold, count]))
-    shares[:, count] = fields.multiply(_share_matrix(session, len(seeds)), seeds[:, None])[:, 0]
+    shares[:, count] = fields.multiply(_share_matrix(len(seeds), committee), seeds[:, None])[:, 0]
     return shares
 
 
-def _share_matrix(session: Session, known: int) -> Elements:
-    return _cached_interpolation(known, int(session.points[0]), session.committee.size)
-
-
 @lru_cache(maxsize=8)  # the same for all clients of a run
-def _cached_interpolation(known: int, first: int, count: int) -> Elements:
-    return fields.interpolation(np.arange(1, known + 1), np.arange(first, first + count))
+def _share_matrix(known: int, committee: Committee) -> Elements:
+    first = committee.openers + 1
+    return fields.interpolation(np.arange(1, known + 1), np.arange(first, first + committee.size))
 
 
 def pads(session: Session, context: bytes, ends: Iterable[tuple[bytes, ClientId, ClientId]]) -> Elements:

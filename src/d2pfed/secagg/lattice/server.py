@@ -138,7 +138,8 @@ class Contributing:
             require_later_position(client, position, known.remembered.get(client))
             self.positions[client] = position
         self._total += said.vector  # 32-bit words overflow harmlessly: the ring divides them
-        self._signed[rank] = replace(signed, certificate=known.certificate(session.cohort[rank]))
+        certificate = known.certificate(session.cohort[rank])
+        self._signed[rank] = SignedKey(signed.key, position, signed.signature, certificate)
         self._boxes[rank] = said.boxes.astype(np.uint16)  # a cohort's are kept until the end
         self._commitments[rank] = said.commitment
 
