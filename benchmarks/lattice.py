@@ -400,8 +400,9 @@ class _Crowd:
         session.ring.add_masks_into(vector, [masks.veil(self._context, client, fields.pack(seed))], [])
         shares = masks.split(session, secret, seed, stream)
         pads = fields.elements(stream, shares.size).reshape(shares.shape)
-        place = session.place(self._watch.member)
-        pads[place] = self._pads_with(own.agree(self._members[self._watch.member].public), client, place)
+        member = self._watch.member
+        shared = own.agree(self._members[member].public)
+        pads[session.place(member)] = masks.pads(session, self._context, [(shared, client, member)])[0]
         self._pads[client] = pads.astype(np.uint16)
         position = self._position(client, 2)
         signature = crypto.sign(
@@ -428,15 +429,9 @@ class _Crowd:
             session, session.rank(client), len(session.members), answer
         )
         self._context = said.context
-        rows = [
-            self._pads_with(self._members[member].agree(said.signed.key), client, place)
-            for place, member in enumerate(session.members)
-        ]
-        self._pads[client] = np.array(rows).astype(np.uint16)
+        ends = ((self._members[member].agree(said.signed.key), client, member) for member in session.members)
+        self._pads[client] = masks.pads(session, said.context, ends).astype(np.uint16)
         return answer
-
-    def _pads_with(self, shared: bytes, client: ClientId, place: int) -> Elements:
-        return masks.pads(self._session, shared, self._context, client, self._session.members[place])
 
     def _position(self, client: ClientId, count: int) -> Position:
         return sign_position(signing_secret(client), self._roster.authority, client, count, bytes(32))

@@ -13,7 +13,7 @@ from d2pfed.errors import TooFewClients
 from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.secagg import Consistency, Delivery, Session
 from support.federation import PHASES, Federation, Loss, expected_sum, make_session, run_round
-from support.lattice_sessions import run_lattice, stand_ins
+from support.lattice_sessions import VOIDS, run_lattice, stand_ins
 from support.sessions import run_session, run_standing
 from test_secagg_damage import damage
 
@@ -126,10 +126,10 @@ def sessions(count: int, first: int = 0) -> str:
 
 
 def lattice(count: int, first: int = 0, size: int | None = None) -> str:
-    """Run so many random sessions of the lattice protocol, of 19 to 80 clients, and say what was counted.
+    """Run so many random sessions of the lattice protocol, of 3 to 80 clients, and say what was counted.
 
     Hashes stand in for key agreement and signatures, except in every hundredth session. Fewer clients than 19 cannot
-    open anything: a polynomial packs 16 numbers, one value hides them, and two members are to spare.
+    open anything, and are refused.
     """
     begun, outcomes = time.process_time(), Counter[str]()
     for start in range(first, first + count, 100):
@@ -137,12 +137,16 @@ def lattice(count: int, first: int = 0, size: int | None = None) -> str:
         with stand_ins():
             outcomes.update(run_lattice(number, size) for number in numbers[:99])
         outcomes.update(run_lattice(number, size) for number in numbers[99:])
-    counts = f"{outcomes['sum']:,} exact sums, {outcomes['void']:,} void"
-    clients = "19 to 80" if size is None else f"{size:,}"
+    by_chance = sum(found for name, found in outcomes.items() if name.startswith("by chance"))
+    assert by_chance <= 3 + count // 1000, f"{by_chance} ended otherwise than foretold: {outcomes}"
+    ends = ", ".join(f"{name} {outcomes[name]:,}" for name in VOIDS if outcomes[name])
+    clients = "3 to 80" if size is None else f"{size:,}"
     each = (time.process_time() - begun) / count
     return (
-        f"{count:,} random sessions of the lattice protocol of {clients} clients against the true sum: {counts}, "
-        f"0 wrong; {each:.3f} processor seconds each"
+        f"{count:,} random sessions of the lattice protocol of {clients} clients against the true sum and the foretold "
+        f"end: {outcomes['sum']:,} exact sums, {outcomes['refused']:,} refused (fewer than 19 clients), void as "
+        f"foretold: {ends}; {by_chance} void by a lie that fitted by chance, 0 wrong; "
+        f"{each:.3f} processor seconds each"
     )
 
 

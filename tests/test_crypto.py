@@ -34,6 +34,25 @@ def test_points_of_low_order_are_refused(point):
         crypto.Agreement(KEY).agree(bytes.fromhex(point))
 
 
+@pytest.mark.parametrize("point", LOW_ORDER)
+@pytest.mark.parametrize("highest", [0, 128])
+def test_keys_of_low_order_are_those_that_agree_on_zero(point, highest):
+    key = bytearray.fromhex(point)
+    key[31] |= highest
+    for check in (crypto.require_order, crypto.Agreement(KEY).agree):
+        with pytest.raises(PeerError, match="low order"):
+            check(bytes(key))
+
+
+def test_all_other_keys_near_those_of_low_order_agree():
+    numbers = {int.from_bytes(bytes.fromhex(point), "little") for point in LOW_ORDER}
+    others = {near + step for near in numbers for step in (-2, -1, 1, 2) if near + step >= 0} - numbers
+    for number in others:
+        key = number.to_bytes(32, "little")
+        crypto.require_order(key)
+        crypto.Agreement(KEY).agree(key)
+
+
 def test_hkdf_is_as_written_in_rfc_5869():
     extracted = hmac.digest(bytes(32), KEY, hashlib.sha256)
     expanded = hmac.digest(extracted, encode_path("purpose", 7) + b"\x01", hashlib.sha256)

@@ -181,7 +181,7 @@ def members_of_low_order(server) -> bool:
     context, count = server.request.context, session.polynomials
     answers = {}
     for place, member in enumerate(session.members):
-        pads = masks.pads(session, bytes(32), context, victim, member)
+        pads = masks.pads(session, context, [(bytes(32), victim, member)])[0]
         answers[place] = Opened(pads[:count], pads[count : count + 1])
     return is_victims(server, server.add_up([(victim, contribution)], answers))
 
@@ -459,9 +459,11 @@ def copied_keys(server) -> bool:
 def test_a_copied_key_gives_another_pad(monkeypatch):
     assert not copied_keys(Server())
     kept = masks.pads
-    monkeypatch.setattr(
-        masks, "pads", lambda session, shared, context, _, member: kept(session, shared, context, 0, member)
-    )
+
+    def unnamed(session, context, ends):
+        return kept(session, context, [(shared, 0, member) for shared, _, member in ends])
+
+    monkeypatch.setattr(masks, "pads", unnamed)
     assert copied_keys(Server())
 
 

@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from d2pfed.errors import ConfigError
-from d2pfed.numerics.randomness import Entropy, Stream, derive, digest, encode_path
+from d2pfed.numerics.randomness import Entropy, LongStream, Stream, derive, digest, encode_path
 from support.stats import check_fits
 
 KNOWN = json.loads((Path(__file__).parent / "vectors" / "v2" / "randomness.json").read_text())
@@ -251,3 +251,14 @@ def test_uniform_integers_have_a_bound_from_1_to_2_to_the_63_and_no_bias():
     words = iter([np.array([2**64 - 1, 2**64 - 2], np.uint64), np.array([7], np.uint64)])
     scripted = SimpleNamespace(words=lambda _count: next(words))
     assert Stream.below_each(scripted, 3, 2).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("sizes", [(32,), (33, 1, 700_000), (600_000, 15, 16, 17)])
+def test_a_long_stream_is_the_same_stream(sizes):
+    key = digest("long")
+    long, short = LongStream(key), Stream(key)
+    for size in sizes:
+        found, expected = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+        long.fill(found)
+        short.fill(expected)
+        assert np.array_equal(found, expected)

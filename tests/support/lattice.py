@@ -26,9 +26,11 @@ from d2pfed.secagg.lattice.parameters import Committee, choose_committee
 from d2pfed.secagg.lattice.server import Convening, Invitations, Tracing
 from d2pfed.secagg.lattice.session import Session, model_digest
 from d2pfed.secagg.roster import Enrolment
-from support.federation import MODEL, TASK, enrol, enrolment_secret, head_of, position_of
+from support.federation import MODEL, TASK, enrolment_secret, head_of, position_of
+from support.federation import enrol as enrol_again
 from support.rosters import AUTHORITY
 
+enrol = lru_cache(maxsize=128)(enrol_again)  # a roster never changes
 EXCHANGES = ("convene", "vouch", "contribute", "agree", "open", "trace")
 
 Loss = Callable[[str, int, bytes], bytes | None]  # exchange, client, answer

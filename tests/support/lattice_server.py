@@ -112,7 +112,7 @@ class Server:
     def pads_of(self, secret: bytes, client: int, place: int, key: bytes, context=None) -> np.ndarray:
         """The pads of one box, for somebody who has one of its two secrets."""
         shared, member = crypto.Agreement(secret).agree(key), self.session.members[place]
-        return masks.pads(self.session, shared, context or self.request.context, client, member)
+        return masks.pads(self.session, context or self.request.context, [(shared, client, member)])[0]
 
     def add_up(
         self, parts: list[tuple[int, Contribution]], answers: Mapping[int, Opened], context=None, present=None

@@ -26,7 +26,7 @@ from d2pfed.secagg.heads import Certificate, Certified, SlotEnrolment
 from d2pfed.secagg.lattice import checks, masks, messages
 from d2pfed.secagg.lattice import field as fields
 from d2pfed.secagg.lattice import session as sessions
-from d2pfed.secagg.lattice.field import PRIME, Elements
+from d2pfed.secagg.lattice.field import PRIME
 from d2pfed.secagg.lattice.messages import Advert, Contribution, Opened, RequestBody, SignedKey
 from d2pfed.secagg.lattice.session import SEED_ELEMENTS, Request, Session
 from d2pfed.secagg.pairwise.messages import Invitation, decode_invitation
@@ -195,29 +195,22 @@ class Participant:
         masks.add_product(session, context, vector, secret)
         session.ring.add_masks_into(vector, [masks.veil(context, client, fields.pack(seed))], [])
         shares = masks.split(session, secret, seed, entropy.child("shares").stream())
-        boxes = list[Elements]()
-        for place in sorted(request.keys):
-            pads = masks.pads(session, agreed[place], context, client, session.members[place])
-            boxes.append((shares[place] + pads) % PRIME)
+        places = sorted(request.keys)
+        pads = masks.pads(session, context, ((agreed[each], client, session.members[each]) for each in places))
         commitment = sessions.commitment(context, client, fields.pack(seed))
-        return Contribution(context, signed, commitment, np.array(boxes), vector)
+        return Contribution(context, signed, commitment, (shares[places] + pads) % PRIME, vector)
 
     def _open(self, member: "Member") -> "MemberAnswer":
         if member.opening:
             return MemberAnswer(member.opening, member)
         session, own = self.session, crypto.Agreement(member.secret)
-        count = session.polynomials
+        keys = sorted(member.keys.items())
+        ends = ((own.agree(key), session.cohort[rank], self.name) for rank, key in keys)
+        pads, count = masks.pads(session, member.context, ends), session.polynomials
+        opened = Opened(pads[:, :count].sum(axis=0) % PRIME, pads[:, count])
         coefficients = np.append(sessions.trace_coefficients(session, member.statement), (0, 1))
-        sums, seeds, combined = np.zeros(count, np.int64), list[int](), list[int]()
-        for rank in sorted(member.keys):
-            shared, client = own.agree(member.keys[rank]), session.cohort[rank]
-            pads = masks.pads(session, shared, member.context, client, self.name)
-            sums += pads[:count]
-            seeds.append(int(pads[count]))
-            combined.append(int(pads @ coefficients % PRIME))
-        opened = Opened(sums % PRIME, np.array(seeds))
         answer = messages.encode_opening(session, self.rank, opened)
-        trace = messages.encode_trace(session, self.rank, np.array(combined))
+        trace = messages.encode_trace(session, self.rank, pads @ coefficients % PRIME)
         return MemberAnswer(answer, Member(statement=member.statement, opening=answer, trace=trace))
 
 

@@ -3,6 +3,7 @@
 Points are public, so tables may be looked up by them; values are secret, and are only added and multiplied.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -28,6 +29,15 @@ def elements(stream: Stream, count: int) -> Elements:
         stream.fill(words)
         found = np.concatenate((found, words[words < PRIME]))
     return found.astype(np.int64)
+
+
+def element_rows(keys: Sequence[bytes], count: int) -> Elements:
+    """Return the first elements of the streams of many keys, a row for each."""
+    packed = b"".join(Stream(key).bytes(count * ELEMENT_BYTES) for key in keys)
+    rows = np.frombuffer(packed, _ELEMENT).reshape(len(keys), count).astype(np.int64)
+    for row in np.flatnonzero((rows >= PRIME).any(axis=1)).tolist():
+        rows[row] = elements(Stream(keys[row]), count)
+    return rows
 
 
 def pack(values: Elements) -> bytes:

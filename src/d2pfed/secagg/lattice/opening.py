@@ -63,7 +63,8 @@ class Opener:
         self._points = session.points[self.answered]
         present = sorted(total.request.keys)
         rows = [present.index(place) for place in self.answered]
-        self._boxes = np.array([total.boxes[rank][rows] for rank in self._ranks])  # survivor, member, polynomial
+        boxes = np.stack([total.boxes[rank] for rank in self._ranks])  # survivor, member, polynomial
+        self._boxes = boxes if len(rows) == len(present) else boxes[:, rows]
         count = session.polynomials
         sums = np.array([answers[place].sums for place in self.answered])
         seeds = np.array([answers[place].seeds for place in self.answered])

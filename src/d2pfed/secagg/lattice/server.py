@@ -26,7 +26,7 @@ from d2pfed.secagg.lattice.session import Request, Session
 from d2pfed.secagg.pairwise.messages import encode_invitation
 from d2pfed.secagg.pairwise.server import Sum
 from d2pfed.secagg.roster import Position, Roster, verify_position
-from d2pfed.secagg.wire import ClientId, MessageKind, Outbox, Subset, subset_of
+from d2pfed.secagg.wire import HEADER_BYTES, ClientId, MessageKind, Outbox, Subset, subset_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,8 @@ class Contributing:
             require_later_position(client, position, known.remembered.get(client))
             self.positions[client] = position
         self._total += said.vector  # 32-bit words overflow harmlessly: the ring divides them
-        self._signed[rank] = replace(signed, certificate=known.certificate(session.cohort[rank]))
+        certificate = known.certificate(session.cohort[rank])
+        self._signed[rank] = SignedKey(signed.key, position, signed.signature, certificate)
         self._boxes[rank] = said.boxes.astype(np.uint16)  # a cohort's are kept until the end
         self._commitments[rank] = said.commitment
 
@@ -256,13 +257,13 @@ class Opening:
         session = total.request.session
         self.survivors = total.survivors
 
-        def request(rank: int) -> bytes:
-            if session.is_signed:
-                return messages.encode_certificate(session, rank, signers)
-            return messages.encode_survivors(session, rank, survivors)
-
-        asked = session.seated(signers if session.is_signed else total.request.keys)
-        self.outbox = Outbox(total.identities, asked, request)
+        if session.is_signed:
+            kind, asked = MessageKind.LATTICE_CERTIFICATE, session.seated(signers)
+            body = messages.encode_certificate(session, 0, signers)[HEADER_BYTES:]  # the same for all
+        else:
+            kind, asked = MessageKind.LATTICE_SURVIVORS, session.seated(total.request.keys)
+            body = messages.pack_survivors(session, survivors)
+        self.outbox = Outbox(total.identities, asked, lambda rank: wire.message(session, kind, rank, body))
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a member's pads."""
