@@ -174,6 +174,6 @@ def test_fit_trains_on_ray(tmp_path):
     clients = [(x, (x[:, 0] > 0).long()) for x in torch.randn(20, 6, 3)]
     given = {"privacy": None, "rounds": 2, "cohort_size": 10, "seed": 1}
     there = d2pfed.fit(
-        torch.nn.Linear(3, 2), clients, **given, run={"backend": "ray", "workers": 2}, directory=tmp_path / "ray"
+        torch.nn.Linear(3, 2), clients, **given, run={"backend": "ray", "workers": 1}, directory=tmp_path / "ray"
     )
     assert "workers of Ray" in there.notes[-1]
