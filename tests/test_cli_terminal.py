@@ -61,14 +61,14 @@ def test_a_terminal_that_wants_no_escapes_gets_none(tmp_path, environment):
     written = on_terminal(TINY, 80, tmp_path, **environment)
     assert "\x1b" not in written
     assert "round 2 of 2: accuracy" in written
-    (tmp_path / "runs" / "tiny").rename(tmp_path / "runs" / "[red]tiny")
-    assert "runs/[red]tiny" in on_terminal("report runs/[red]tiny", 80, tmp_path, **environment)  # no markup
 
 
-def test_a_terminal_that_takes_escapes_gets_a_moving_bar(tmp_path):
+def test_a_terminal_that_takes_escapes_gets_a_moving_bar_and_no_markup(tmp_path):
     written = on_terminal(TINY, 80, tmp_path, TERM="xterm-256color")
     assert "\x1b[" in written
     assert "━" in written
+    (tmp_path / "runs" / "tiny").rename(tmp_path / "runs" / "[red]tiny")
+    assert "runs/[red]tiny" in on_terminal("report runs/[red]tiny", 80, tmp_path, NO_COLOR="1")
 
 
 @pytest.mark.parametrize("columns", [60, 80])

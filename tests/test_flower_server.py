@@ -108,7 +108,7 @@ def test_silence_ends_at_the_deadline(tmp_path):
     grid.coming = lambda client, reply: (
         None if client == 3 and kind(grid.sent[-1]) is MessageKind.MASK_REQUEST else reply
     )
-    start(make_strategy(plan, tmp_path, roster), grid, timeout=8.0)
+    start(make_strategy(plan, tmp_path, roster), grid, timeout=4.0)
     assert committed(tmp_path) == [(0, 1, 2, 4)]
     assert [each["answered"] for each in rounds_of(tmp_path)[0]["exchanges"]] == [5, 5, 4, 4, 4]
 

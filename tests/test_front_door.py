@@ -12,6 +12,7 @@ import d2pfed
 from d2pfed.cli.train import app
 from d2pfed.plan import PrivacyTarget
 from d2pfed.runs import End
+from d2pfed.simulation import SerialBackend, process_backend
 from support.commands import run_command
 
 TINY = "train --task digits --model logistic --population 60 --cohort-size 20 --rounds 3 --epsilon 50 --seed 3"
@@ -119,7 +120,9 @@ def test_train_has_weights_early_stop_callbacks_and_a_baseline(run, tmp_path):
     assert summary["end"] == End.STOPPED
 
 
-def test_audits_take_a_run_of_fit(run):
+def test_audits_take_a_run_of_fit(run, monkeypatch):
+    # Workers take seconds to start, and test_audit.py has them.
+    monkeypatch.setattr(process_backend, "start_workers", lambda trainer, **_options: (SerialBackend(trainer), ""))
     target = {"epsilon": 20.0, "delta": 1e-3, "colluders": 0.0, "dropouts": 0.0}
     for name in ("audited", "bare"):
         d2pfed.fit(mine().net(), mine().clients(), privacy=target, rounds=2, seed=1, directory=f"runs/{name}")
@@ -129,7 +132,7 @@ def test_audits_take_a_run_of_fit(run):
         True,
     )
     again = "--task mine:clients --model mine:net"
-    status, out, err = run(f"audit training runs/audited {again} --canaries 5 --workers 1 --json")
+    status, out, err = run(f"audit training runs/audited {again} --canaries 5 --json")
     assert status == 0, err
     assert json.loads(out)["canaries"] == 5
     status, out, err = run(f"audit membership runs/bare {again} --json")
@@ -174,6 +177,6 @@ def test_fit_trains_on_ray(tmp_path):
     clients = [(x, (x[:, 0] > 0).long()) for x in torch.randn(20, 6, 3)]
     given = {"privacy": None, "rounds": 2, "cohort_size": 10, "seed": 1}
     there = d2pfed.fit(
-        torch.nn.Linear(3, 2), clients, **given, run={"backend": "ray", "workers": 2}, directory=tmp_path / "ray"
+        torch.nn.Linear(3, 2), clients, **given, run={"backend": "ray", "workers": 1}, directory=tmp_path / "ray"
     )
     assert "workers of Ray" in there.notes[-1]

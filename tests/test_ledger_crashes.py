@@ -64,10 +64,10 @@ def reserve_until_refused(ledger: Ledger, reason: str) -> int:
 
 
 def test_no_kill_loses_a_release(tmp_path):
-    counts = campaign("kills", 300, tmp_path)
-    assert (counts["kills"], counts["lost"]) == (300, 0)
-    assert counts["releases"] > 100  # the kills found something to lose
-    assert counts["unfinished"] > 10  # and came between reserve and commit
+    counts = campaign("kills", 100, tmp_path)
+    assert (counts["kills"], counts["lost"]) == (100, 0)
+    assert counts["releases"] > 30  # the kills found something to lose
+    assert counts["unfinished"] > 3  # and came between reserve and commit
 
 
 def test_a_release_before_its_charge_is_caught_being_lost(tmp_path):

@@ -21,7 +21,7 @@ def test_odd_calls_are_answered_or_refused_in_a_line():
 
 
 def test_odd_command_lines_end_in_a_line_and_a_stated_status():
-    assert campaign_odd.commands(60, "ci")[1] == []
+    assert campaign_odd.commands(40, "ci")[1] == []
 
 
 def test_every_public_name_is_called_and_every_command_is_run():

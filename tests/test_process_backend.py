@@ -82,15 +82,15 @@ def simulate(plan, backend, fidelity, participations=None):
 
 
 @pytest.mark.parametrize("start", ["fork", "forkserver"])
-@pytest.mark.parametrize("fidelity", list(Fidelity))
-def test_sums_are_those_of_the_in_process_backend(start, fidelity):
+def test_sums_are_those_of_the_in_process_backend(start):
     plan = make_plan()
     participations = {3: plan.max_participations}  # at its limit: zero and its noise, wherever it is encoded
-    here = simulate(plan, SerialBackend(known), fidelity, participations)
     with closing(ProcessBackend(known, 2, start)) as backend:
-        there = simulate(plan, backend, fidelity, participations)
-        assert there.survivors == here.survivors == tuple(range(CLIENTS))
-        assert np.array_equal(there.unmask().vector, here.unmask().vector)
+        for fidelity in Fidelity:
+            here = simulate(plan, SerialBackend(known), fidelity, participations)
+            there = simulate(plan, backend, fidelity, participations)
+            assert there.survivors == here.survivors == tuple(range(CLIENTS))
+            assert np.array_equal(there.unmask().vector, here.unmask().vector)
 
 
 def test_a_sum_here_has_the_vector_of_each_client_that_it_names():
