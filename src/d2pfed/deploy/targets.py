@@ -11,6 +11,7 @@ from d2pfed.accounting import SERVER, Sampling
 from d2pfed.deploy.rosters import SignedRoster, read_roster
 from d2pfed.errors import ConfigError
 from d2pfed.plan import PrivacyTarget
+from d2pfed.plan.target import USUAL_LONGEST_MEAN
 from d2pfed.secagg.trust import Consistency
 
 DIRECTORY_SETTING = "d2pfed-directory"  # in the app's configuration: the server's directory
@@ -24,6 +25,7 @@ DEFAULTS: Mapping[str, object] = {
     "rotation": "auto",
     "compression": "auto",
     "download_bits": 8,
+    "longest_mean": USUAL_LONGEST_MEAN,
 }
 
 
