@@ -30,7 +30,7 @@ CNN = Benchmark(
     epsilon=8.0,
     cohort_size=500,
     rounds=30,
-    local=local_training(lr=0.1, epochs=2, batch_size=10),
+    local=local_training(lr=0.1, batch_size=10),
     step=server_optimizer(lr=1.0, momentum=0.7, averaging=0.5),
 )
 _PARTS = {"writers": (2, 8, 32), "cifar10-server": (2, 8, 32), "cnn": (50,)}
