@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from d2pfed.numerics.model_bytes import SHORT_BITS
 from d2pfed.plan import DEFAULT_TARGET, calibrate, describe
 from d2pfed.secagg.trust import Consistency
 
@@ -41,6 +42,7 @@ def bench_traffic(
                     rounds=_ROUNDS,
                     epsilon=epsilon,
                     consistency=Consistency.SIGNED,
+                    download_bits=SHORT_BITS,  # as deployments have it
                     compression=int(compression) if compression.isdigit() else compression,
                 )
                 plan = calibrate(target)

@@ -18,6 +18,7 @@ from d2pfed.runs.report.plots import Ink
 from d2pfed.training import ServerOptimizer
 from reproduction.curves import Hue, style_axes
 from reproduction.explicit import local_training, privacy_target, server_optimizer
+from reproduction.folds import folded
 from reproduction.history import RunHistory
 from reproduction.presentation import accuracy_cells, compared, records, seeds_of, spoken
 from reproduction.published import INFIMNIST
@@ -30,6 +31,7 @@ _EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 _QUICK_EPSILONS = (1.0,)
 _ROUNDS, _COHORT, _MODEL = 50, 1000, "edges"
 _CLIP = 1.0
+_FOLDED = 2048  # numbers, as in the default job; at epsilon 1 alone
 _LOCAL: LocalTraining = local_training(lr=0.2, epochs=3, batch_size=10)
 _STEP: ServerOptimizer = server_optimizer(lr=0.8, momentum=0.8, averaging=0.8)
 _TRUSTED = "a trusted server, float32"
@@ -69,12 +71,14 @@ def at_server(workload: Workload, context: Context, epsilons: Sequence[float]) -
     """Run every mechanism and a trusted server at these epsilons, and the same training without noise or clip."""
     wanted = [(kind, epsilon) for epsilon in epsilons for kind in (*_NAMES, None)]
     systems = [_system(workload, kind, epsilon) for kind, epsilon in wanted]
+    compressed = folded(systems[wanted.index((MechanismName.CENTERED, _QUICK_EPSILONS[0]))], _FOLDED)
     clear = replace(systems[0], name="clear", label="not private", work=None)
-    *histories, plain = run_systems([*systems, clear], context)
+    *histories, few, plain = run_systems([*systems, compressed, clear], context)
     points = [
         ServerPoint(*(_NAMES[kind] if kind else (_TRUSTED, Hue.PLAIN)), epsilon, history)
         for (kind, epsilon), history in zip(wanted, histories, strict=True)
     ]
+    points.append(ServerPoint(few.system.label, Hue.NORM_ONE, _QUICK_EPSILONS[0], few))
     missing = [f"{epsilon:g}" for epsilon in _EPSILONS if epsilon not in epsilons]
     return Result(
         name="at-server",

@@ -33,6 +33,8 @@ CATALOGUE: dict[str, Entry] = {
     "table-comm": Entry("communication", "make", 0.4),
     "frontier": Entry("frontier", "make", 8),
     "at-server": Entry("at_server", "make", 4),
+    "default-job": Entry("default_job", "make", 8),
+    "folds": Entry("folds", "make", 8),
     "cifar10-honest": Entry("honest", "make", 4),
     "writers": Entry("comparisons", "make_writers", 1),
     "speakers": Entry("comparisons", "make_speakers", 1),

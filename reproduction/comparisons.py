@@ -127,7 +127,7 @@ def make_idx(context: Context) -> Result:
 def compare(benchmark: Benchmark, context: Context) -> Result:
     """Run a benchmark with its guarantee, and without."""
     task = benchmark.load(context)
-    system = _system(benchmark, task)
+    system = system_of(benchmark, task)
     clear = replace(system, name="clear", label="not private", work=None)
     private, plain = run_systems([system, clear], context)
     return Result(
@@ -147,7 +147,8 @@ def _reduced(benchmark: Benchmark, context: Context) -> str:
     return f"{few} filters in place of {all_of_them}" if shrunk else ""
 
 
-def _system(benchmark: Benchmark, task: Task) -> System:
+def system_of(benchmark: Benchmark, task: Task) -> System:
+    """Return a benchmark with its guarantee."""
     population, model = task.clients.population, benchmark.model(task, 0)
     experiment = replace(
         INFIMNIST,

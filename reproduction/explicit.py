@@ -38,6 +38,7 @@ def privacy_target(
         consistency=Consistency.ASSUMED,
         protocol=ProtocolChoice.AUTO,
         compression="off",
+        longest_mean=1.0,
         download_bits=32,
         max_participations=None,
         attempts_per_round=3,

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from d2pfed.plan import Plan
 from reproduction.as_coded import CodeNoise
 from reproduction.curves import Hue, Line, Panel, PaperMark, XScale, draw_panels
+from reproduction.folds import folded
 from reproduction.history import RunHistory
 from reproduction.presentation import (
     compared,
@@ -35,6 +37,7 @@ from reproduction.workload import Workload, reductions
 
 _BOTH = (INFIMNIST, CIFAR10)
 AS_CODED = (CodeNoise.GAUSS, CodeNoise.COINS, CodeNoise.NONE)
+_FOLDED = (8192, 2048)  # numbers: about an eighth and a 32nd of the parameters, as powers of two
 NORM_ONE = ", norm 1"  # the authors' code scales an update that is longer than D to norm 1, not to D
 
 
@@ -47,6 +50,7 @@ class Runs:
     cpsgd: RunHistory
     fedavg: RunHistory
     ours: RunHistory  # at the true epsilon of `d2pfed`
+    folded: tuple[RunHistory, ...] = ()  # the same with fewer numbers, where that was run
     coded: tuple[
         RunHistory, ...
     ] = ()  # D2P-Fed, cpSGD and FedAvg as the authors' code ran them, where that was run
@@ -54,18 +58,20 @@ class Runs:
     @property
     def all(self) -> tuple[RunHistory, ...]:
         """All of them, in the order of the tables."""
-        return self.d2pfed, self.norm_one, self.cpsgd, self.fedavg, self.ours, *self.coded
+        return self.d2pfed, self.norm_one, self.cpsgd, self.fedavg, self.ours, *self.folded, *self.coded
 
 
 def systems(workload: Workload) -> tuple[System, ...]:
     """Return what the figure runs of one experiment."""
     main = d2pfed(workload)
+    ours = ours_at_epsilon_of(main)
     return (
         main,
         d2pfed(workload, clip=1.0, note=NORM_ONE),
         cpsgd(workload),
         fedavg(workload),
-        ours_at_epsilon_of(main),
+        ours,
+        *(folded(ours, length) for length in _FOLDED if workload.is_mlp),
         *(as_coded(workload, noise) for noise in AS_CODED if workload.is_mlp),
     )
 
@@ -124,7 +130,10 @@ def _run(workloads: Sequence[Workload], context: Context) -> list[Runs]:
     every = [systems(workload) for workload in workloads]
     curves = iter(run_systems([system for some in every for system in some], context))
     found = [[next(curves) for _ in some] for some in every]
-    return [Runs(*_five(each), tuple(each[5:])) for each in found]
+    ends = [5 + len(_FOLDED) * some[0].workload.is_mlp for some in every]
+    return [
+        Runs(*_five(each), tuple(each[5:end]), tuple(each[end:])) for each, end in zip(found, ends, strict=True)
+    ]
 
 
 def _five(found: Sequence[RunHistory]) -> tuple[RunHistory, RunHistory, RunHistory, RunHistory, RunHistory]:
@@ -137,7 +146,8 @@ def _table(found: list[Runs]) -> Table:
     for runs in found:
         name, sigma = _experiment(runs).name, _experiment(runs).sigma
         main, rival, plain = D2PFED_END[name, sigma], CPSGD_END[name], PLAIN_END[name]
-        pairs += zip(runs.all, (main, main, rival, plain, None, main, rival, plain), strict=False)
+        none = (None,) * (1 + len(runs.folded))
+        pairs += zip(runs.all, (main, main, rival, plain, *none, main, rival, plain), strict=False)
     return table_of(pairs)
 
 
@@ -179,6 +189,10 @@ def _megabyte_panel(runs: Runs) -> Panel:
         (runs.cpsgd, Hue.CPSGD, "cpSGD, 3 bytes"),
         (runs.ours, Hue.OURS, "ours, at D2P-Fed's true epsilon"),
         (runs.fedavg, Hue.PLAIN, "not private, 4 bytes"),
+        *(
+            (curve, hue, f"ours, 1/{_share(curve):.0f} of the numbers")
+            for curve, hue in zip(runs.folded, (Hue.FIFTH, Hue.SIXTH), strict=False)
+        ),
     )
     experiment = _experiment(runs)
     last = {
@@ -229,11 +243,18 @@ def _server(curve: RunHistory) -> str:
     return "none" if curve.server is None else spoken_number(curve.server)
 
 
+def _share(curve: RunHistory) -> float:
+    """Return how many parameters go into one number that is sent."""
+    plan = curve.system.work
+    return plan.dimension / plan.codec.length if isinstance(plan, Plan) else 1.0
+
+
 def _words_bytes(runs: Runs) -> str:
     shown = ", ".join(
         f"{name} {spoken(curve)}{guessing(curve)} for {spoken_number(curve.megabytes[-1])} MB"
         for name, curve in (
             ("ours", runs.ours),
+            *((f"ours at 1/{_share(curve):.0f} of the numbers", curve) for curve in runs.folded),
             ("D2P-Fed", runs.d2pfed),
             ("cpSGD", runs.cpsgd),
             ("not private", runs.fedavg),

@@ -3,6 +3,7 @@
 Records alone are enough to draw every figure again, and to add seeds to it.
 """
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -37,6 +38,7 @@ from reproduction.trusted import gaussian_mean
 
 FIRST_SEED = 1  # seeds count up from it: the figures repeat, and all systems of one meet the same cohorts
 
+_OPENERS = ("committee", "secret", "threshold")  # of a plan: who opens a sum, which a simulated sum does not need
 Tell = Callable[[int], None]  # is told how many rounds are done
 
 
@@ -170,7 +172,10 @@ def _settings(system: System, seed: int) -> Settings:
 
 def _folder_name(system: System, settings: Settings) -> str:
     """Return a name that changes with all that decides a run, so that no figure shows another one's run."""
-    work = canonical.encode(system.work) if system.work is not None else "none"
+    work = "none"
+    if system.work is not None:
+        parts = {k: v for k, v in json.loads(canonical.encode(system.work)).items() if k not in _OPENERS}
+        work = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     experiment = system.workload.experiment.name.lower()
     return f"{experiment}-{system.name}-{digest(canonical.encode(settings), work).hex()[:8]}"
 

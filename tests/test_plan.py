@@ -2,7 +2,7 @@ import math
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 import mpmath
@@ -207,7 +207,62 @@ def test_the_heavy_tail_of_skellam_noise_is_within_the_bound(noise, bits):
     reach, mean = 1 << (bits - 1), 2 * mpmath.mpf(noise.numerator) / noise.denominator
     terms = range(reach, min(reach + 60, 700))
     beyond = 2 * mpmath.fsum(mpmath.exp(-mean) * mpmath.besseli(k, mean) for k in terms)
-    assert wrap_probability(codec, SkellamNoise(noise), Ring(bits), 2) >= beyond
+    assert wrap_probability(codec, SkellamNoise(noise), Ring(bits), 2, 2) >= beyond
+
+
+FOLDED = replace(
+    SMALL, dimension=4000, cohort_size=80, epsilon=30.0, compression=1024, longest_mean=0.5, sampling=Sampling.NONE
+)
+
+
+def measured_wrap_energy(plan, length, bits, rounds=4):
+    """Return the energy of what wraps over the noise's, where all updates have this length over the clip and agree."""
+    root, found = Entropy.replay(b"energy"), []
+    direction = np.sin(np.arange(plan.dimension))
+    update = direction / np.linalg.norm(direction) * length * plan.codec.clip
+    for number in range(rounds):
+        fresh = root.child(number)
+        centres = plan.codec.prepare(update, fresh.child("rotation").key)
+        total = sum(plan.mechanism.encode(centres, None, fresh.child(n)) for n in range(plan.cohort_size))
+        found.append(Ring(bits).center(Ring(bits).wrap(total)) - total)
+    return float(np.mean(np.square(found))) / plan.noise(plan.cohort_size).sum_variance
+
+
+def test_a_ring_by_energy_is_on_the_safe_side_of_the_cliff():
+    plan = planned(FOLDED)
+    bits = plan.ring.bits
+    assert bits == planned(replace(FOLDED, longest_mean=1.0)).ring.bits - 1  # a bit fewer than if all may agree
+    assert plan.wrap_energy <= 1e-2
+    assert measured_wrap_energy(plan, plan.longest_mean, bits) <= plan.wrap_energy
+    # Half as long again as it is taken to be, the mean still costs less than 5 % of its own energy.
+    signal = (1.5 * plan.longest_sum * float(plan.codec.radius)) ** 2 / plan.codec.length
+    noise = plan.noise(plan.cohort_size).sum_variance
+    assert measured_wrap_energy(plan, 1.5 * plan.longest_mean, bits) <= 0.05 * signal / noise
+    # One bit fewer is over the cliff, and the bound says so.
+    over = replace(plan, ring=Ring(bits - 1))
+    assert over.wrap_energy > measured_wrap_energy(plan, plan.longest_mean, bits - 1) > 0.1
+
+
+@pytest.mark.parametrize("kind", [MechanismName.CENTERED, MechanismName.SKELLAM])
+@pytest.mark.parametrize("bits", range(4, 12))
+def test_the_energy_of_what_wraps_is_within_its_bound(kind, bits):
+    plan = planned(replace(SMALL, mechanism=kind, cohort_size=5, dimension=16, sampling=Sampling.NONE, rounds=1))
+    plan = replace(plan, ring=Ring(bits))
+    sums = np.stack(list(totals(plan, 300)))
+    added = np.square(plan.ring.center(plan.ring.wrap(sums)) - sums, dtype=float)
+    assert added.mean() / plan.noise(5).sum_variance <= plan.wrap_energy
+
+
+@pytest.mark.parametrize("value", [0.0, -0.5, 1.5, math.nan])
+def test_a_mean_is_no_longer_than_the_clip(value):
+    for make in (partial(replace, SMALL), partial(replace, planned(SMALL))):
+        with pytest.raises(ConfigError, match=r"longest_mean must be in \(0, 1\]"):
+            make(longest_mean=value)
+
+
+def test_weighted_means_take_the_ring_for_vectors_that_agree():
+    assert calibrate(FOLDED, max_weight=10.0).longest_mean == 1
+    assert planned(FOLDED).longest_mean == 0.5
 
 
 # Monotone

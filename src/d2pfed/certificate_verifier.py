@@ -330,7 +330,8 @@ def _wrapped(plan: Json, own: Event, radius: float) -> float:
         vectors = int(binom.isf(1e-6, plan["records"], float(own.rate)))
     is_whole = plan["mechanism"][""] == "Shared"
     spread, reach = float(own.variance) * (1 if is_whole else noises), (1 << plan["ring"]["bits"]) / 2
-    proxy = (vectors * radius) ** 2 / own.dimension + spread
+    longest = float.fromhex(plan["longest_mean"]["is"]) if "longest_mean" in plan else 1.0  # of the mean, in clips
+    proxy = (longest * vectors * radius) ** 2 / own.dimension + spread
     proxy += noises / 4 if "rounded" in plan["mechanism"] else 0.0  # the rounding's own
     slope, excess = reach / proxy, 0.0
     if own.kind == "skellam":  # heavier tails than a Gaussian's

@@ -11,10 +11,15 @@ from d2pfed.fields import checked_fields
 from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget, RotationName
 from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, MOST_COHORT, MOST_ROUNDS, check_range
 from d2pfed.plan.calibrate import ideal_multiplier
-from d2pfed.plan.target import AUTO
+from d2pfed.plan.target import AUTO, USUAL_LONGEST_MEAN
 
 RECORD_PRIVACY = PrivacyTarget(
-    unit=Unit.RECORD, against=SERVER, colluders=0.1, rotation=RotationName.AUTO, compression=AUTO
+    unit=Unit.RECORD,
+    against=SERVER,
+    colluders=0.1,
+    rotation=RotationName.AUTO,
+    compression=AUTO,
+    longest_mean=USUAL_LONGEST_MEAN,
 )
 NOISE_TO_CLIP = 2.0  # norm of a round's noise over the clip, up to which a cohort is made smaller for more rounds
 LEAST_ROUNDS, MANY_ROUNDS = 10, 100  # that are chosen

@@ -25,7 +25,7 @@ TRAIN_PACKAGES = ("torch", "sklearn", "safetensors", "matplotlib", "jinja2", "ml
 # The fields of a privacy target in which the commands' default differs from the class's own.
 TARGET_DEFAULTS = {
     name: getattr(DEFAULT_TARGET, name)
-    for name in ("against", "sampling", "dropouts", "colluders", "rotation", "compression")
+    for name in ("against", "sampling", "dropouts", "colluders", "rotation", "compression", "longest_mean")
 }
 SECTIONS = ("Privacy", "Training", "Data", "Run")  # in the order of the help
 

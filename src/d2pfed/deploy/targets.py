@@ -12,6 +12,7 @@ from d2pfed.deploy.rosters import SignedRoster, read_roster
 from d2pfed.errors import ConfigError
 from d2pfed.fields import checked_fields
 from d2pfed.plan import PrivacyTarget
+from d2pfed.plan.target import USUAL_LONGEST_MEAN
 from d2pfed.secagg.trust import Consistency
 
 DIRECTORY_SETTING = "d2pfed-directory"  # in the app's configuration: the server's directory
@@ -25,6 +26,7 @@ DEFAULTS: Mapping[str, object] = {
     "rotation": "auto",
     "compression": "auto",
     "download_bits": 8,
+    "longest_mean": USUAL_LONGEST_MEAN,
 }
 
 

@@ -30,6 +30,12 @@ def check_range(name: str, value: int, least: int, most: int) -> None:
         raise ConfigError(f"{name} must be in [{least}, {most}], got {shown(value)}")
 
 
+def check_longest_mean(value: float) -> None:
+    """Refuse a bound on the mean's length that is no positive part of the clip."""
+    if not 0 < value <= 1:
+        raise ConfigError(f"longest_mean must be in (0, 1], got {value}")
+
+
 def is_plain(name: str) -> bool:
     """Whether a name is safe as that of a file: it leads nowhere else, and hides nothing."""
     return len(name) <= LONGEST_NAME and re.fullmatch(r"\w[\w.-]*", name) is not None

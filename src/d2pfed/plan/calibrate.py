@@ -98,12 +98,14 @@ def _widened(target: PrivacyTarget, part: AdaptiveClip | Weighting) -> Plan:
     """Return the plan of vectors with one more coordinate, a bit or a weight, and the radius that bounds both.
 
     Where the dimension is a power of two, that would double a Hadamard transform, so there the phase rotation takes its
-    place; elsewhere it takes a coordinate that was padding. A fold keeps it apart.
+    place; elsewhere it takes a coordinate that was padding. A fold keeps it apart. Weights all have one sign, so that
+    the mean of vectors that have them is long.
     """
     is_full = target.dimension & (target.dimension - 1) == 0
     rotation = RotationName.PHASE if is_full else target.rotation
-    radius = part.radius if isinstance(part, AdaptiveClip) else 1.0
-    plan = calibrate(replace(target, dimension=target.dimension + 1, clip=radius, rotation=rotation))
+    radius, longest = (part.radius, target.longest_mean) if isinstance(part, AdaptiveClip) else (1.0, 1.0)
+    wider = replace(target, dimension=target.dimension + 1, clip=radius, rotation=rotation, longest_mean=longest)
+    plan = calibrate(wider)
     codec = plan.codec
     if isinstance(codec.rotation, Fold):
         codec = replace(codec, rotation=replace(codec.rotation, kept=1))
@@ -170,7 +172,7 @@ class _Draft:
         return multiplier
 
     def plan(self, multiplier: float) -> Plan:
-        """Return the member with this noise, in the target's ring or the least that is unlikely to wrap."""
+        """Return the member with this noise, in the target's ring or the least that holds its sums."""
         target = self.target
         codec, mechanism = widths.parts_of(target, self.steps, multiplier, self.contributors)
         ring = self._ring(codec, mechanism)
@@ -192,6 +194,7 @@ class _Draft:
             codec=codec,
             mechanism=mechanism,
             ring=ring,
+            longest_mean=target.longest_mean,
             batches=target.batches,
             records=target.records,
             download_bits=target.download_bits,
@@ -210,12 +213,8 @@ class _Draft:
         if width > most:
             raise widths.too_wide(target.epsilon, target.against, most, width)
         cohort, most_bits = target.cohort_size, MOST_BITS if self.protocol is Protocol.LATTICE else MAX_BITS
-        vectors = widths.summed_vectors(cohort, target.records, target.batches)
-        for bits in range(1, most_bits + 1):
-            chance = widths.wrap_probability(codec, mechanism, Ring(bits), cohort, vectors)
-            if chance <= widths.SAFE_WRAP_PROBABILITY:
-                break
-        else:
+        bits = next((n for n in range(1, most_bits + 1) if widths.holds(target, codec, mechanism, Ring(n))), None)
+        if bits is None:
             raise ConfigError(f"a sum over {cohort} clients needs more than {most_bits} bits per coordinate")
         if target.bits is not None and target.bits < bits:
             raise ConfigError(f"bits must be at least {bits} for this noise and cohort, got {target.bits}")

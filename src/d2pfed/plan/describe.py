@@ -12,7 +12,7 @@ from d2pfed.plan.calibrate import ideal_multiplier
 from d2pfed.plan.plan import Plan, guarantees
 from d2pfed.plan.target import AUTO, OFF, PrivacyTarget
 from d2pfed.plan.traffic import PlanTraffic, traffic_of
-from d2pfed.plan.widths import MOST_TERMS, SAFE_WRAP_PROBABILITY, USUAL_MEAN
+from d2pfed.plan.widths import MOST_TERMS, SAFE_WRAP_ENERGY, SAFE_WRAP_PROBABILITY, USUAL_MEAN
 from d2pfed.secagg.lattice.parameters import SECURITY_BITS
 from d2pfed.secagg.trust import Consistency
 
@@ -32,7 +32,9 @@ class PlanSummary:
         modulus: what coordinates are added modulo.
         upload_bytes: one client's masked vector in one round.
         compression: how many coordinates a client's vector is folded to; None: it is not compressed.
-        wrap_probability: bound on the chance that some coordinate of a round's sum leaves the ring's range.
+        wrap_probability: bound on the chance that some coordinate of a round's sum leaves the ring's range, while the
+            mean is at most as long as the plan takes it to be.
+        wrap_energy: bound on the energy of what wraps then, over the noise's.
         relative_error: root mean square error of the mean, over that of an ideal trusted server.
         noise_to_clip: the norm of the noise in a mean, over the clip.
         signal_to_noise: the most that updates add up to over all rounds, over the norm of the noise.
@@ -61,6 +63,7 @@ class PlanSummary:
     upload_bytes: int
     compression: int | None
     wrap_probability: float
+    wrap_energy: float
     relative_error: float
     noise_to_clip: float
     signal_to_noise: float
@@ -103,10 +106,16 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         f"Over {plan.rounds} round{'s' * (plan.rounds != 1)}, updates that all agree add up to {signal:.2g} times the "
         f"length of the noise."
     )
+    is_bounded = plan.longest_mean < 1
+    signal_held = f"a mean of at most {plan.longest_mean:g} clips" if is_bounded else "updates that all agree"
+    worst = replace(plan, longest_mean=1.0).wrap_energy
+    allowed = f"{SAFE_WRAP_ENERGY:g}" if is_bounded else f"{SAFE_WRAP_PROBABILITY:g}"
     why_bits = (
-        f"The sum's noise is {math.sqrt(noise):.4g} lattice steps wide; {plan.ring.bits} bits hold it and the signal, "
-        f"with a chance of {round_up(plan.wrap_probability, 2)} that any of {plan.codec.length} coordinates wraps in "
-        f"a round (at most {SAFE_WRAP_PROBABILITY:g} is allowed)."
+        f"The sum's noise is {math.sqrt(noise):.4g} lattice steps wide; {plan.ring.bits} bits hold it and "
+        f"{signal_held}: any of {plan.codec.length} coordinates wraps in a round with a chance of at most "
+        f"{round_up(plan.wrap_probability, 2)}, and what wraps has at most {round_up(plan.wrap_energy, 2)} of the "
+        f"noise's energy ({allowed})"
+        f"{f', or {round_up(worst, 2)} if all updates agree' * is_bounded}."
     )
     traffic = traffic_of(plan)
     return PlanSummary(
@@ -117,6 +126,7 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         upload_bytes=plan.ring.packed_bytes(plan.codec.length),
         compression=plan.codec.length if isinstance(plan.codec.rotation, Fold) else None,
         wrap_probability=plan.wrap_probability,
+        wrap_energy=plan.wrap_energy,
         relative_error=error / ideal,
         noise_to_clip=spread / clip,
         signal_to_noise=signal,
@@ -162,6 +172,7 @@ def describe_plan(plan: Plan) -> PlanSummary:
         max_silos=1 if plan.batches is None else plan.batches.max_silos,
         clip=plan.update_clip if plan.adaptive_clip is None else f"auto({plan.adaptive_clip.initial})",
         compression=plan.codec.length if isinstance(plan.codec.rotation, Fold) else OFF,
+        longest_mean=plan.longest_mean,
     )
     return replace(
         describe(implied, plan),

@@ -44,7 +44,7 @@ from d2pfed.numerics.ring import Ring
 from d2pfed.numerics.rotation import Fold, Hadamard, RandomPhase
 from d2pfed.plan import bounds
 from d2pfed.plan.bounds import check_range, require_honest_majority
-from d2pfed.plan.widths import summed_vectors, wrap_probability
+from d2pfed.plan.widths import summed_vectors, wrap_energy, wrap_probability
 from d2pfed.secagg.lattice.parameters import (
     MOST_DIMENSION,
     Committee,
@@ -88,6 +88,7 @@ class Plan:
         secret: how many numbers a client's secret has in the lattice protocol.
         has_standing_keys: whether clients keep their keys for a run, as silos of records do.
         download_bits: per parameter of the model that clients are sent and train from.
+        longest_mean: how long the mean of the clipped vectors is taken to be, over the clip, where the ring is chosen.
     """
 
     unit: Unit
@@ -115,6 +116,7 @@ class Plan:
     secret: int | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
     has_standing_keys: bool = field(default=False, metadata=canonical.OMITTED_IF_DEFAULT)
     download_bits: int = field(default=FLOAT_BITS, metadata=canonical.OMITTED_IF_DEFAULT)
+    longest_mean: float = field(default=1.0, metadata=canonical.OMITTED_IF_DEFAULT)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -133,6 +135,7 @@ class Plan:
         if not bounds.LEAST_DELTA <= self.delta < 1:
             raise ConfigError(f"delta must be in [{bounds.LEAST_DELTA:g}, 1), got {self.delta}")
         require_bits(self.download_bits)
+        bounds.check_longest_mean(self.longest_mean)
         self._check_units()
         self._check_protocol()
         extra = self.adaptive_clip is not None or self.weighting is not None
@@ -278,8 +281,17 @@ class Plan:
     @property
     def wrap_probability(self) -> float:
         """Bound on the chance that some coordinate of a round's sum leaves the ring's range."""
-        vectors = summed_vectors(self.cohort_size, self.records, self.batches)
-        return wrap_probability(self.codec, self.mechanism, self.ring, self.cohort_size, vectors)
+        return wrap_probability(self.codec, self.mechanism, self.ring, self.cohort_size, self.longest_sum)
+
+    @property
+    def wrap_energy(self) -> float:
+        """Bound on the expected square of what wrapping adds to a coordinate, over the variance of its noise."""
+        return wrap_energy(self.codec, self.mechanism, self.ring, self.cohort_size, self.longest_sum)
+
+    @property
+    def longest_sum(self) -> float:
+        """How long a round's sum of clipped vectors is taken to be, in radii of one."""
+        return self.longest_mean * summed_vectors(self.cohort_size, self.records, self.batches)
 
     @property
     def digest(self) -> bytes:

@@ -41,6 +41,7 @@ from d2pfed.secagg.trust import Consistency
 LOST_TO_THE_CAP = 0.01  # of all contributions, at the default cap on participations
 SPARE = Fraction(1, 10)  # attempts that may be charged beyond one per round, as a share of the rounds
 AUTO, OFF = "auto", "off"  # of compression: as the plan chooses, or none
+USUAL_LONGEST_MEAN = 0.5  # over the clip: twice the square that compression reckons with
 USUAL_BATCH = 256  # records drawn in a round, in expectation, where no rate is given
 _LEAST_START = 1e-12  # of an adaptive clip; the most is its inverse
 _LIMITS = {
@@ -194,6 +195,15 @@ class PrivacyTarget:
             parse=parse_compression,
         ),
     )
+    longest_mean: float = field(
+        default=1.0,
+        metadata=canonical.OMITTED_IF_DEFAULT  # as in the settings of earlier runs
+        | about(
+            "How long the mean of clipped updates is taken to be, over the clip, where bits are chosen, so that what "
+            "wraps has at most 1 % of the noise's energy; 1: all may agree, and 1 % of the sums may wrap.",
+            PRIVACY,
+        ),
+    )
     download_bits: int = field(
         default=FLOAT_BITS,
         metadata=canonical.OMITTED_IF_DEFAULT  # as in the settings of earlier runs
@@ -245,6 +255,7 @@ class PrivacyTarget:
                     f"{shown(self.compression)}"
                 )
         require_bits(self.download_bits)
+        bounds.check_longest_mean(self.longest_mean)
         for name in ("dropouts", "colluders"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be in [0, 1), got {getattr(self, name)}")
@@ -366,6 +377,7 @@ DEFAULT_TARGET = PrivacyTarget(
     colluders=0.1,
     rotation=RotationName.AUTO,
     compression=AUTO,
+    longest_mean=USUAL_LONGEST_MEAN,
 )
 
 

@@ -22,6 +22,7 @@ from d2pfed.numerics.rotation import Fold, Hadamard, RandomPhase, Rotation
 from d2pfed.plan.target import AUTO, OFF, PrivacyTarget, RotationName
 
 SAFE_WRAP_PROBABILITY = 1e-2  # per round; a wrapped coordinate costs accuracy, never privacy
+SAFE_WRAP_ENERGY = 1e-2  # over the noise's, where the mean's length has a bound: half a per cent more noise
 ROUNDING_COST = 1.02  # a mechanism that rounds takes as many bits as keep its error within 2 % of not rounding
 LEAST_FOLD, MOST_TERMS = 1 << 10, 64  # coordinates, and parameters in each, that compression chooses by itself
 USUAL_MEAN = Fraction(1, 8)  # of the clip's square: what the mean's is taken to be where compression is chosen
@@ -116,7 +117,7 @@ def finest_within(ring: Ring, target: PrivacyTarget, multiplier: float, contribu
         mechanism = _mechanism(target, codec, multiplier, contributors)
         if mechanism.noise(codec, 1).sum_variance > MAX_TABLE_SIGMA**2:
             continue
-        if wrap_probability(codec, mechanism, ring, target.cohort_size) <= SAFE_WRAP_PROBABILITY:
+        if holds(target, codec, mechanism, ring):
             return 2 ** (exponent / 8)
     raise ConfigError(f"{ring.bits} bits are too few for {target.mechanism} with {target.cohort_size} clients")
 
@@ -152,25 +153,55 @@ def too_wide(epsilon: float, against: Observer, most: int, width: float) -> Conf
     )
 
 
-def wrap_probability(
-    codec: Codec, mechanism: Mechanism, ring: Ring, cohort: int, vectors: int | None = None
-) -> float:
+def holds(target: PrivacyTarget, codec: Codec, mechanism: Mechanism, ring: Ring) -> bool:
+    """Whether a ring is large enough for a target's sums.
+
+    Either a sum hardly ever wraps, or, where the mean's length has a bound, what wraps has little energy.
+    """
+    radii = target.longest_mean * summed_vectors(target.cohort_size, target.records, target.batches)
+    if wrap_probability(codec, mechanism, ring, target.cohort_size, radii) <= SAFE_WRAP_PROBABILITY:
+        return True
+    energy = wrap_energy(codec, mechanism, ring, target.cohort_size, radii)
+    return target.longest_mean < 1 and energy <= SAFE_WRAP_ENERGY
+
+
+def wrap_probability(codec: Codec, mechanism: Mechanism, ring: Ring, cohort: int, radii: float) -> float:
     """Bound the chance that any coordinate of a sum over the cohort falls outside of [-m/2, m/2).
 
-    After the rotation a coordinate is sub-Gaussian with proxy (cohort radius)^2 / length, a rounding, where there is
-    one, adds at most 1/4 a client, and the noise its variance; a union bound over the coordinates does the rest.
-    Skellam noise has heavier tails than that, so its own moment generating function takes the Gaussian's place.
-    `vectors` is how many clipped vectors are in the sum, where that is not the cohort's size: the records of a batch.
+    `radii` is how long the sum of the clipped vectors may be, in radii of one: as many as there are, if all agree.
+    """
+    return min(1.0, 2 * codec.length * _tail(codec, mechanism, ring, cohort, radii))
+
+
+def wrap_energy(codec: Codec, mechanism: Mechanism, ring: Ring, cohort: int, radii: float) -> float:
+    """Bound the expected square of what wrapping adds to a coordinate, over the variance of its noise.
+
+    The error is m j where a coordinate is (j - 1/2) m away, whose chance is at most 2 p^(2j - 1) with the p of j = 1;
+    the sum over j is in closed form. Proof: docs/theory.md, section 19.
+    """
+    p = _tail(codec, mechanism, ring, cohort, radii)
+    if p > 0.5:
+        return math.inf
+    square = 2 * ring.modulus**2 * p * (1 + p**2) / (1 - p**2) ** 2
+    return square / mechanism.noise(codec, cohort).sum_variance
+
+
+def _tail(codec: Codec, mechanism: Mechanism, ring: Ring, cohort: int, radii: float) -> float:
+    """Bound the chance that a coordinate of a sum is above m/2, and that it is below -m/2.
+
+    After the rotation a coordinate is sub-Gaussian with proxy |sum|^2 / length, a rounding, where there is one, adds at
+    most 1/4 a client, and the noise its variance. Skellam noise has heavier tails than that, so its own moment
+    generating function takes the Gaussian's place.
     """
     noise, reach = mechanism.noise(codec, cohort), ring.modulus / 2
-    signal = ((vectors or cohort) * float(codec.radius)) ** 2 / codec.length
+    signal = (radii * float(codec.radius)) ** 2 / codec.length
     rounding = 0 if isinstance(mechanism, Centered) else cohort / 4
     proxy = signal + rounding + noise.sum_variance
     slope, excess = reach / proxy, 0.0
     if isinstance(noise, SkellamSum):
         slope = min(slope, 1.0)  # Chernoff's bound holds at any slope, and beyond 1 the excess explodes
         excess = noise.sum_variance * (math.cosh(slope) - 1 - slope**2 / 2)
-    return min(1.0, 2 * codec.length * math.exp(min(0.0, slope * (slope * proxy / 2 - reach) + excess)))
+    return math.exp(min(0.0, slope * (slope * proxy / 2 - reach) + excess))
 
 
 def summed_vectors(cohort: int, records: int | None, batches: BatchSampling | None) -> int:
