@@ -154,7 +154,8 @@ class Model:
         if not isinstance(self.losses, CrossEntropy) or self.step is not None or labels is None:
             return losses.mean()
         counts = self.losses.counted(labels)
-        return (losses * counts).sum() / counts.sum().clamp(min=1)
+        weighted = losses if labels.ndim == 1 else losses * counts  # the loss of a row that does not count is zero
+        return weighted.sum() / counts.sum().clamp(min=1)
 
     def paired(self, inputs: Any, labels: Any) -> tuple[Any, Any]:  # noqa: ANN401 - any data
         """Return inputs and targets; a dictionary without targets has them under `labels`."""
@@ -322,12 +323,12 @@ def measure(
     model: Model, params: Params, batches: Iterable[Examples], metrics: Mapping[str, Metric]
 ) -> dict[str, float]:
     """Return the mean loss in evaluation mode, and each metric of all rows together; without rows nothing."""
-    values = model.unflatten(params) | model.fixed()
-    loss, count, outputs, targets = 0.0, 0, list[Tree](), list[Tree]()
+    values, loss, count, outputs, targets = Tensors(), 0.0, 0, list[Tree](), list[Tree]()
     with torch.no_grad():
         for batch in batches:
             if not len(batch):
                 continue
+            values = values or model.unflatten(params) | model.fixed()
             here = batch.each(lambda leaf: leaf.to(model.device))
             inputs, labels = model.paired(here.inputs, here.labels)
             is_seen = model.step is None or metrics
