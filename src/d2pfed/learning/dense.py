@@ -1,19 +1,16 @@
-"""Multilayer perceptrons by hand: SGD or Adam of one client as one compiled call, gradients of many clients at once.
+"""Multilayer perceptrons by hand: SGD or Adam of one client as one compiled call.
 
 With batches of ten the time goes into moving weights between memory and cache, and into calls. The compiled loop has
 no calls, keeps one client's weights in the cache, and adds a gradient to the weights in the pass that makes it. It
 runs without the interpreter's lock and does not use torch, so torch's number of threads does not matter.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
-import torch
 from torch import nn
 
+from d2pfed.learning.local_settings import MakeOptimizer, Optimizer
 from d2pfed.learning.local_training import ADAM_DECAYS, ADAM_EPSILON
-from d2pfed.learning.losses import IGNORED
-from d2pfed.learning.model import Model, Params, Tensors
+from d2pfed.learning.model import Model, Params
 from d2pfed.learning.task import Examples, Floats
 from d2pfed.numerics.compiled import compiled
 from d2pfed.numerics.ring import IntVector as Ints
@@ -35,56 +32,28 @@ def widths_of(model: Model) -> Ints | None:
     return np.array([linear[0].in_features, *(layer.out_features for layer in linear)])
 
 
-@dataclass(slots=True)
-class Moments:
-    """What Adam remembers; training changes it."""
-
-    mean: Floats
-    square: Floats
-    taken: int = 0  # steps
-
-
-def train_dense(  # noqa: PLR0917 - a kernel's arrays, and what Adam remembers
-    params: Params, widths: Ints, examples: Examples, schedule: Ints, lr: float, moments: Moments | None = None
+def train_dense(  # noqa: PLR0917 - a kernel's arrays, and what it does with them
+    params: Params,
+    widths: Ints,
+    examples: Examples,
+    schedule: Ints,
+    lr: float,
+    optimizer: Optimizer | MakeOptimizer = Optimizer.SGD,
 ) -> Params:
-    """Return the update of one client on the mean cross entropy of each batch: by plain SGD, or Adam with moments."""
+    """Return the update of one client on the mean cross entropy of each batch, by plain SGD or by Adam."""
     inputs = examples.inputs.detach().reshape(len(examples), widths[0]).contiguous().numpy()
     blocks = np.zeros((2, schedule.shape[1] * widths.sum()), np.float32)  # the room that a step works in
     data = inputs, examples.labels.contiguous().numpy(), schedule, blocks, np.zeros(schedule.shape[1], np.int64)
     rates, roots = np.full((2, len(schedule)), lr, np.float32)
     memory, trained = np.zeros((0, 0), np.float32), params.copy()
-    if moments is not None:
-        steps = np.arange(moments.taken + 1, moments.taken + 1 + len(schedule), dtype=np.float64)
+    if optimizer is Optimizer.ADAM:
+        steps = np.arange(1, 1 + len(schedule), dtype=np.float64)
         first, second = (1 - decay**steps for decay in ADAM_DECAYS)
         rates, roots = (lr / first).astype(np.float32), (1 / np.sqrt(second)).astype(np.float32)
-        memory = np.stack([np.zeros_like(params), moments.mean, moments.square])
+        memory = np.zeros((3, len(params)), np.float32)  # a gradient, and its two moments
     _train(trained, memory, widths, *data, rates, roots)
-    if moments is not None:
-        moments.mean, moments.square, moments.taken = memory[1], memory[2], moments.taken + len(schedule)
     trained -= params
     return trained
-
-
-def dense_gradients(
-    values: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None
-) -> list[torch.Tensor]:
-    """Return each client's gradient of the weighted sum of its losses, or their mean, in the order of values."""
-    tensors = list(values.values())
-    layers = list(zip(tensors[::2], tensors[1::2], strict=True))
-    entering = [inputs.flatten(2)]
-    for weight, bias in layers[:-1]:
-        entering.append(torch.baddbmm(bias[:, None], entering[-1], weight.mT).relu_())
-    weight, bias = layers[-1]
-    slope = torch.baddbmm(bias[:, None], entering[-1], weight.mT).softmax(-1)
-    labels = labels.where(labels != IGNORED, 0)  # of weight zero
-    slope.scatter_add_(2, labels[..., None], torch.full_like(slope[..., :1], -1))
-    slope.mul_(1 / slope.shape[1] if weights is None else weights[..., None])
-    found: list[torch.Tensor] = []
-    for at in reversed(range(len(layers))):
-        found = [torch.bmm(slope.mT, entering[at]), slope.sum(1), *found]
-        if at:
-            slope = torch.bmm(slope, layers[at][0]).mul_(entering[at] > 0)
-    return found
 
 
 @compiled
