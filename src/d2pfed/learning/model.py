@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning.losses import IGNORED, CrossEntropy, Losses, by_row, cross_entropy, seen_by
+from d2pfed.learning.losses import IGNORED, Accuracy, CrossEntropy, Losses, by_row, cross_entropy, seen_by
 from d2pfed.learning.task import Examples, Tree, mapped
 
 Module = nn.Module
@@ -297,18 +297,9 @@ def evaluate(model: Model, params: Params, examples: Examples) -> dict[str, floa
     """Return the share of examples whose class is right, and the mean loss, in evaluation mode."""
     if not len(examples):
         raise ConfigError("evaluation needs at least one example, got 0")
-    values = model.unflatten(params) | model.fixed()
-    right, loss = 0, 0.0
-    with torch.no_grad():
-        for inputs, labels in zip(
-            torch.split(examples.inputs, _EVALUATED), torch.split(examples.labels, _EVALUATED), strict=True
-        ):
-            outputs = model.outputs_of(model.scoring, values, inputs.to(model.device))
-            own = labels.to(model.device)
-            right += int((outputs.argmax(dim=1) == own).sum())
-            # On the CPU: not all devices have doubles.
-            loss += float(model.losses(outputs, own).cpu().double().sum())
-    return {"accuracy": right / len(examples), "loss": loss / len(examples)}
+    batches = (examples.between(at, at + _EVALUATED) for at in range(0, len(examples), _EVALUATED))
+    found = measure(model, params, batches, {"accuracy": Accuracy()})
+    return {"accuracy": found["accuracy"], "loss": found["loss"]}
 
 
 def example_losses(model: Model, params: Params, examples: Examples) -> NDArray[np.float64]:

@@ -31,13 +31,6 @@ _VIEWS = _aten.expand.default, _aten.view.default, _aten._unsafe_view.default, _
 _PLAIN = 400  # multiplications, below which torch multiplies by a loop of its own, in one order
 
 
-def leaves_of(rows: Examples) -> list[torch.Tensor]:
-    """Return the tensors of some rows."""
-    leaves: list[torch.Tensor] = []
-    mapped(leaves.append, (rows.inputs, rows.labels))
-    return leaves
-
-
 def single_gradients(model: Model, values: Tensors, fixed: Tensors, rows: Examples) -> list[torch.Tensor]:
     """Return the gradient of each row's loss, downhill, in the order of the model's names."""
     # Each record multiplies parameters of its own, frozen ones too; buffers are shared, so none can be written.
@@ -69,7 +62,7 @@ def recorded(model: Model, values: Tensors, fixed: Tensors, rows: Examples) -> P
         own = dict(zip(names, tensors[: sizes[0]], strict=True))
         return single_gradients(model, own, dict(zip(others, tensors[sizes[0] : sizes[1]], strict=True)), given)
 
-    program = make_fx(flat)(*values.values(), *fixed.values(), *leaves_of(rows))
+    program = make_fx(flat)(*values.values(), *fixed.values(), *rows.leaves)
     _shorten(program.graph)
     for node in program.graph.nodes:
         if node.target is _aten.bmm.default:
@@ -78,7 +71,7 @@ def recorded(model: Model, values: Tensors, fixed: Tensors, rows: Examples) -> P
 
     def replay(values: Tensors, fixed: Tensors, rows: Examples) -> list[torch.Tensor]:
         with torch.no_grad():
-            found: list[torch.Tensor] = program(*values.values(), *fixed.values(), *leaves_of(rows))
+            found: list[torch.Tensor] = program(*values.values(), *fixed.values(), *rows.leaves)
         return found
 
     return replay
