@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -30,10 +31,10 @@ class _Clock:
     def __call__(self, *_: object) -> None:
         self._ends.append((time.perf_counter(), time.process_time()))
 
-    def means(self) -> tuple[float, float]:
-        """Return the mean of a round, without the first ones."""
-        ends = self._ends[_WARM:]
-        return (ends[-1][0] - ends[0][0]) / (len(ends) - 1), (ends[-1][1] - ends[0][1]) / (len(ends) - 1)
+    def medians(self) -> tuple[float, float]:
+        """Return the median of a round, without the first ones: one that something else held up does not count."""
+        wall, processor = np.median(np.diff(self._ends[_WARM:], axis=0), axis=0).tolist()
+        return wall, processor
 
 
 Records = tuple[torch.Tensor, torch.Tensor]
@@ -74,7 +75,7 @@ def _compared(
         torch.manual_seed(0)
         module = build()
         train(module, records, rounds + _WARM + 1, clock)
-        wall, processor = clock.means()
+        wall, processor = clock.medians()
         peer = peer or (wall, processor)
         yield SiloRow(
             what=what,

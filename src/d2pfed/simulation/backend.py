@@ -26,7 +26,7 @@ PartialSums = Iterator[tuple[tuple[int, ...], RingVector]]  # who is in a sum, a
 
 _PIECES = 4  # of a cohort per worker
 _THREADS = Path("/proc/self/task")
-_ALONE = 1 << 19  # coordinates, up to which handing half of them to another thread costs more than it saves
+_ALONE = 1 << 17  # coordinates, up to which handing half of them to another thread costs more than it saves
 # Not while the next updates are trained: torch's own threads wait for one another, and so for an encoder between them.
 _TOGETHER_BYTES = 1 << 26  # of the updates that two threads share: it bounds memory; to change over costs time
 
