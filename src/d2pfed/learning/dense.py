@@ -5,10 +5,11 @@ no calls, keeps one client's weights in the cache, and adds a gradient to the we
 runs without the interpreter's lock and does not use torch, so torch's number of threads does not matter.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from torch import nn
 
-from d2pfed.learning.local_settings import MakeOptimizer, Optimizer
 from d2pfed.learning.local_training import ADAM_DECAYS, ADAM_EPSILON
 from d2pfed.learning.model import Model, Params
 from d2pfed.learning.task import Examples, Floats
@@ -32,26 +33,32 @@ def widths_of(model: Model) -> Ints | None:
     return np.array([linear[0].in_features, *(layer.out_features for layer in linear)])
 
 
-def train_dense(  # noqa: PLR0917 - a kernel's arrays, and what it does with them
-    params: Params,
-    widths: Ints,
-    examples: Examples,
-    schedule: Ints,
-    lr: float,
-    optimizer: Optimizer | MakeOptimizer = Optimizer.SGD,
+@dataclass(slots=True)
+class Moments:
+    """What Adam remembers; training changes it."""
+
+    mean: Floats
+    square: Floats
+    taken: int = 0  # steps
+
+
+def train_dense(  # noqa: PLR0917 - a kernel's arrays, and what Adam remembers
+    params: Params, widths: Ints, examples: Examples, schedule: Ints, lr: float, moments: Moments | None = None
 ) -> Params:
-    """Return the update of one client on the mean cross entropy of each batch, by plain SGD or by Adam."""
+    """Return the update of one client on the mean cross entropy of each batch: by plain SGD, or Adam with moments."""
     inputs = examples.inputs.detach().reshape(len(examples), widths[0]).contiguous().numpy()
     blocks = np.zeros((2, schedule.shape[1] * widths.sum()), np.float32)  # the room that a step works in
     data = inputs, examples.labels.contiguous().numpy(), schedule, blocks, np.zeros(schedule.shape[1], np.int64)
     rates, roots = np.full((2, len(schedule)), lr, np.float32)
     memory, trained = np.zeros((0, 0), np.float32), params.copy()
-    if optimizer is Optimizer.ADAM:
-        steps = np.arange(1, 1 + len(schedule), dtype=np.float64)
+    if moments is not None:
+        steps = np.arange(moments.taken + 1, moments.taken + 1 + len(schedule), dtype=np.float64)
         first, second = (1 - decay**steps for decay in ADAM_DECAYS)
         rates, roots = (lr / first).astype(np.float32), (1 / np.sqrt(second)).astype(np.float32)
-        memory = np.zeros((3, len(params)), np.float32)  # a gradient, and its two moments
+        memory = np.stack([np.zeros_like(params), moments.mean, moments.square])
     _train(trained, memory, widths, *data, rates, roots)
+    if moments is not None:
+        moments.mean, moments.square, moments.taken = memory[1], memory[2], moments.taken + len(schedule)
     trained -= params
     return trained
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from d2pfed.learning.convolution import ConvolutionalNetwork
-from d2pfed.learning.dense import ONE_THREAD, train_dense, widths_of
+from d2pfed.learning.dense import ONE_THREAD, Moments, train_dense, widths_of
 from d2pfed.learning.local_settings import LocalTraining, Optimizer
 from d2pfed.learning.local_training import (
     BatchedTrainer,
@@ -124,8 +124,10 @@ class LocalTrainer:
         rows_fit = widths is not None and is_plain and inputs[0:1].numel() in (0, widths[0])
         if widths is not None and rows_fit and examples.has_classes(int(widths[-1])):
             schedule = self.local.schedule(len(examples), generator)
+            is_adam = self.local.optimizer is Optimizer.ADAM
+            moments = Moments(*np.zeros((2, len(params)), np.float32)) if is_adam else None
             rate = self.local.lr * self.local.round_factor(round_seed)
-            return train_dense(params, widths, examples, schedule, rate, self.local.optimizer)
+            return train_dense(params, widths, examples, schedule, rate, moments)
         if network is not None and is_plain and inputs.ndim == 4 and examples.has_classes(network.classes):
             schedule = self.local.schedule(len(examples), generator)
             return network.train(params, examples, schedule, self.local)
