@@ -25,26 +25,35 @@ columns named *busy*. Absolute seconds are those of one machine; compare ratios.
 
 def write(results: Path, docs: Path) -> list[Path]:
     """Write the page and its plot, and return where they are."""
-    idle, busy, protocols = read(results)
-    (docs / PAGE).write_text(markdown(idle, busy, protocols))
+    idle, busy, protocols, models = read(results)
+    (docs / PAGE).write_text(markdown(idle, busy, protocols, models))
     if not (grown := _rows(idle, "growth")):
         return [docs / PAGE]
     plot_rows(grown, docs / PLOT)
     return [docs / PAGE, docs / PLOT]
 
 
-def read(results: Path) -> tuple[Row, Row, Row]:
-    """Return what was measured on idle cores, on busy ones, and by protocol; a file that is not there is empty."""
-    idle, busy, protocols = (_read(results / f"{name}.json") for name in ("idle", "busy", "protocols"))
-    return idle, busy, protocols
+def read(results: Path) -> tuple[Row, Row, Row, Row]:
+    """Return what was measured on idle cores, on busy ones, by protocol and by network; of no file an empty one."""
+    idle, busy, protocols, models = (
+        _read(results / f"{name}.json") for name in ("idle", "busy", "protocols", "models")
+    )
+    return idle, busy, protocols, models
 
 
-def markdown(idle: Row, busy: Row, protocols: Row = MappingProxyType({})) -> str:
+def markdown(
+    idle: Row, busy: Row, protocols: Row = MappingProxyType({}), models: Row = MappingProxyType({})
+) -> str:
     """Return the page."""
     if not idle:
         commands = "`scripts/bench all`, `scripts/bench all --busy`, then `scripts/bench page`"
         return f"{_HEAD}\nNothing is kept yet: {commands}.\n"
-    sections = (*(part(idle, busy) for part in _SECTIONS), _protocols(protocols), _durations(idle, busy))
+    sections = (
+        *(part(idle, busy) for part in _SECTIONS),
+        _protocols(protocols),
+        _models(models),
+        _durations(idle, busy),
+    )
     parts = (_HEAD, _machines(idle, busy), *sections)
     return "\n".join(part for part in parts if part)
 
@@ -186,6 +195,33 @@ def _silos(idle: Row, busy: Row) -> str:
     head = ("what", "parameters", "milliseconds", "over DP-SGD", "over DP-SGD, busy", "goal met")
     about = "A round with privacy of a record over 20 silos, beside Opacus on the pooled records."
     return _section("Silos", about, head, body, _failure(idle, "silos"))
+
+
+def _models(found: Row) -> str:
+    """Return the networks beside a loop of torch, and beside Opacus by record: of the linear layers a summary."""
+    if not (rows := _rows(found, "models")):
+        return ""
+    networks = [
+        (row["what"], f"{row['dimension']:,}", *map(_number, (row["seconds"], row["peer_seconds"], row["ratio"])))
+        for row in found["benchmarks"]["models"]["networks"]
+    ]
+    ours = [row for row in rows if row["goal"] is not None]
+    linear = sorted((row for row in ours if row["what"].startswith("Linear")), key=lambda row: row["ratio"])
+    chosen = {"median": linear[len(linear) // 2], "worst": linear[-1]} if linear else {}
+    named = [(f"{row['what']}, the {name} of {len(linear)} widths", row) for name, row in chosen.items()]
+    named += [(row["what"], row) for row in ours if row not in linear]
+    records = [
+        (name, *(_number(row[key]) for key in ("dimension", "ratio", "processor_ratio")), _met(row))
+        for name, row in named
+    ]
+    about = (
+        "`scripts/bench models`: seconds of a round of 50 clients with 40 examples each, beside a loop of torch in one "
+        "thread; and a round by record beside Opacus on the pooled records, with the run's directory in memory: on a "
+        f"disk each round waits for five syncs besides.\n\n{record.line(found)}."
+    )
+    head = ("network", "parameters", "seconds", "loop", "times as fast")
+    beside = _lines(("by record", "parameters", "over DP-SGD", "over DP-SGD, processor", "goal met"), records)
+    return _section("Networks", about, head, networks) + "\n".join(("", *beside, ""))
 
 
 def _deployment(idle: Row, busy: Row) -> str:

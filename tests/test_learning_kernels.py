@@ -119,7 +119,7 @@ def test_compiled_adam_is_the_loop(widths):
 def test_wide_layers_in_large_batches_are_left_to_torch():
     model, examples, _ = dense_case([784, 60, 10], 3, LocalTraining(), 1)
     clients = StoredClients(examples, (np.arange(3),))
-    for size, method in ((10, TrainingMethod.COMPILED), (1000, TrainingMethod.BATCHED)):
+    for size, method in ((10, TrainingMethod.COMPILED), (1000, TrainingMethod.VMAP)):
         trainer = LocalTrainer(model, clients, LocalTraining(batch_size=size))
         assert trainer.choose(model.initial(), [0]).method is method
 

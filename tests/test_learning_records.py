@@ -121,6 +121,19 @@ def test_usual_networks_are_processed_many_at_once_by_their_gradients(layers):
         assert np.allclose(found[row], by_autograd(own.model, inputs[row], labels[row]), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("layers", "writes"), [([torch.nn.Linear(30, 3)], False), ([Attending()], False), (convolutions(), True)]
+)
+def test_a_shortened_program_gives_the_same_bits(layers, writes, monkeypatch):
+    model, found, lengths, shorten = network(*layers), [], [], record_program._shorten
+    for change in (shorten, lambda _: None):
+        steps = lambda graph: (change(graph), lengths.append(len(graph.nodes)))  # noqa: B023, E731 - at once
+        monkeypatch.setattr(record_program, "_shorten", steps)
+        found.append(every(trainer(model, [data(23, 30)]), model.initial())[0])
+    assert np.array_equal(*found)
+    assert (lengths[0] == lengths[1]) is writes  # group norm writes in place: then nothing is taken out
+
+
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize(
     "options",

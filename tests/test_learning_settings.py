@@ -300,7 +300,7 @@ def test_targets_that_are_ignored_count_nowhere():
     assert losses[[1, 3]].tolist() == [0, 0]
     net = nn.Linear(4, 3)
     rows = Examples(torch.randn(4, 4), labels)
-    for method in (TrainingMethod.LOOP, TrainingMethod.BATCHED, TrainingMethod.VMAP):
+    for method in (TrainingMethod.LOOP, TrainingMethod.VMAP):
         whole = Model(nn.Sequential(net))
         known = Examples(rows.inputs[[0, 2]], rows.labels[[0, 2]])
         one = LocalTraining(batch_size=4, momentum=0.5)

@@ -134,7 +134,7 @@ def test_a_front_that_acts_by_chance_stays_behind():
 def test_an_update_depends_neither_on_the_cohort_nor_on_the_chunks(sizes, chunk, local, seed, data):
     model, clients = Model(dense()), clients_of(sizes)
     cohort = data.draw(st.lists(st.sampled_from(range(len(sizes))), min_size=1, max_size=6, unique=True))
-    with mock.patch("d2pfed.learning.trainer._CACHE_BYTES", chunk * 4 * model.dimension):
+    with mock.patch("d2pfed.learning.trainer._CHUNK_BYTES", chunk * 4 * model.dimension):
         together = list(LocalTrainer(model, clients, local)(model.initial(), cohort, seed))
     alone = [next(SequentialTrainer(model, clients, local)(model.initial(), [client], seed)) for client in cohort]
     np.testing.assert_allclose(together, alone, atol=1e-5)
@@ -251,9 +251,9 @@ def test_a_label_that_is_no_class_is_an_error_of_torch_and_no_wild_write(build, 
     ("build", "local", "method"),
     [
         (dense, LOCALS[0], TrainingMethod.COMPILED),
-        (dense, LOCALS[1], TrainingMethod.BATCHED),
+        (dense, LOCALS[1], TrainingMethod.VMAP),
         (dense, LOCALS[2], TrainingMethod.COMPILED),
-        (dense, LOCALS[3], TrainingMethod.BATCHED),
+        (dense, LOCALS[3], TrainingMethod.VMAP),
         (plain_convolution, LOCALS[0], TrainingMethod.CONVOLUTION),
         (lambda: nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(32, 3)), LOCALS[0], TrainingMethod.LOOP),
         (lambda: Steered("random"), LOCALS[0], TrainingMethod.LOOP),
@@ -449,7 +449,6 @@ def test_losses_are_summed_in_double_precision_on_the_cpu_alone(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "double", lambda own: (seen.append(own.device), double(own))[1])
     model, rows = Model(dense(), device=META), clients_of([9]).examples(0)
     monkeypatch.setattr(torch.Tensor, "cpu", lambda own: torch.zeros(own.shape))
-    monkeypatch.setattr("d2pfed.learning.model.int", lambda _: 0, raising=False)  # of a count without a value
     params = np.ones(model.dimension, np.float32)
     assert evaluate(model, params, rows)["loss"] == 0
     assert measure(model, params, [rows], {}) == {"loss": 0.0}

@@ -80,6 +80,11 @@ def descriptions(kind: type) -> tuple[Description, ...]:
 _hints = cache(get_type_hints)
 
 
+@cache
+def _names(kind: Any) -> tuple[str, ...]:  # noqa: ANN401 - a dataclass
+    return tuple(each.name for each in dataclasses.fields(kind))
+
+
 def documented(kind: type[Kind]) -> type[Kind]:
     """Append to a settings class's docstring an Attributes section made from its fields."""
     lines = []
@@ -184,7 +189,7 @@ class Choice(StrEnum):
 def check_fields(value: object) -> None:
     """Refuse a dataclass's value whose fields are not of the types that they are declared with."""
     kind = cast("Any", type(value))
-    _check_hints(_hints(kind), {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)})
+    _check_hints(_hints(kind), {name: getattr(value, name) for name in _names(kind)})
 
 
 def check_arguments(function: Callable[..., object], given: Mapping[str, object]) -> None:

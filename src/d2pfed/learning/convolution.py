@@ -92,8 +92,17 @@ class ConvolutionalNetwork:
             pooled, places = _aten.max_pool2d_with_indices(outputs, [side, side])
             before_pools.append((outputs, places))
             entering.append(pooled.relu_())
-        slope, found = _linear_gradients(values[2 * len(shapes) :], entering[-1].flatten(1), labels)
-        slope = slope.view(entering[-1].shape)
+        linear, inner = values[2 * len(shapes) :], [entering[-1].flatten(1)]
+        for weight, bias in zip(linear[:-2:2], linear[1:-2:2], strict=True):
+            inner.append(torch.addmm(bias, inner[-1], weight.t()).relu_())
+        slope = torch.addmm(linear[-1], inner[-1], linear[-2].t()).softmax(-1)
+        slope[torch.arange(len(labels)), labels] -= 1
+        slope /= len(labels)
+        found: TensorList = []
+        for at in reversed(range(len(inner))):
+            found = [slope.t() @ inner[at], slope.sum(0), *found]
+            slope = slope @ linear[2 * at]
+            slope = _aten.threshold_backward(slope, inner[at], 0) if at else slope.view(entering[-1].shape)
         for at in reversed(range(len(shapes))):
             (outputs, places), square, weight = before_pools[at], [self.pools[at]] * 2, values[2 * at]
             slope = _aten.threshold_backward(slope.contiguous(memory_format=_LAST), entering[at + 1], 0)
@@ -103,22 +112,3 @@ class ConvolutionalNetwork:
             )
             found = own + found
         return found
-
-
-def _linear_gradients(
-    values: TensorList, inputs: torch.Tensor, labels: torch.Tensor
-) -> tuple[torch.Tensor, TensorList]:
-    """Return the loss's slope with respect to the inputs of the linear layers, and the layers' gradients."""
-    entering = [inputs]
-    for weight, bias in zip(values[:-2:2], values[1:-2:2], strict=True):
-        entering.append(torch.addmm(bias, entering[-1], weight.t()).relu_())
-    slope = torch.addmm(values[-1], entering[-1], values[-2].t()).softmax(-1)
-    slope[torch.arange(len(labels)), labels] -= 1
-    slope /= len(labels)
-    found: TensorList = []
-    for at in reversed(range(len(entering))):
-        found = [slope.t() @ entering[at], slope.sum(0), *found]
-        slope = slope @ values[2 * at]
-        if at:
-            slope = _aten.threshold_backward(slope, entering[at], 0)
-    return slope, found

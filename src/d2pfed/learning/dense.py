@@ -1,4 +1,4 @@
-"""Multilayer perceptrons by hand: SGD or Adam of one client as one compiled call, gradients of many clients at once.
+"""Multilayer perceptrons by hand: SGD or Adam of one client as one compiled call.
 
 With batches of ten the time goes into moving weights between memory and cache, and into calls. The compiled loop has
 no calls, keeps one client's weights in the cache, and adds a gradient to the weights in the pass that makes it. It
@@ -8,12 +8,10 @@ runs without the interpreter's lock and does not use torch, so torch's number of
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import nn
 
 from d2pfed.learning.local_training import ADAM_DECAYS, ADAM_EPSILON
-from d2pfed.learning.losses import IGNORED
-from d2pfed.learning.model import Model, Params, Tensors
+from d2pfed.learning.model import Model, Params
 from d2pfed.learning.task import Examples, Floats
 from d2pfed.numerics.compiled import compiled
 from d2pfed.numerics.ring import IntVector as Ints
@@ -63,28 +61,6 @@ def train_dense(  # noqa: PLR0917 - a kernel's arrays, and what Adam remembers
         moments.mean, moments.square, moments.taken = memory[1], memory[2], moments.taken + len(schedule)
     trained -= params
     return trained
-
-
-def dense_gradients(
-    values: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None
-) -> list[torch.Tensor]:
-    """Return each client's gradient of the weighted sum of its losses, or their mean, in the order of values."""
-    tensors = list(values.values())
-    layers = list(zip(tensors[::2], tensors[1::2], strict=True))
-    entering = [inputs.flatten(2)]
-    for weight, bias in layers[:-1]:
-        entering.append(torch.baddbmm(bias[:, None], entering[-1], weight.mT).relu_())
-    weight, bias = layers[-1]
-    slope = torch.baddbmm(bias[:, None], entering[-1], weight.mT).softmax(-1)
-    labels = labels.where(labels != IGNORED, 0)  # of weight zero
-    slope.scatter_add_(2, labels[..., None], torch.full_like(slope[..., :1], -1))
-    slope.mul_(1 / slope.shape[1] if weights is None else weights[..., None])
-    found: list[torch.Tensor] = []
-    for at in reversed(range(len(layers))):
-        found = [torch.bmm(slope.mT, entering[at]), slope.sum(1), *found]
-        if at:
-            slope = torch.bmm(slope, layers[at][0]).mul_(entering[at] > 0)
-    return found
 
 
 @compiled

@@ -1,7 +1,7 @@
 """Local training by torch: a few epochs by any optimizer, one client after the other or many at once."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -154,16 +154,14 @@ def loop_gradients(model: Model, own: Module, values: list[torch.Tensor], batch:
     return list(torch.autograd.grad(loss, values, materialize_grads=True))
 
 
-# From the clients' parameters, inputs and labels, all with the client as first axis, and weights that make the sum of
-# each one's losses a mean, to their gradients in the order of the parameters. None as weights: all rows count, and a
-# loss may reduce them by itself.
-FindGradients = Callable[[Tensors, torch.Tensor, torch.Tensor, torch.Tensor | None], list[torch.Tensor]]
-
-
 def vmap_gradients(
     model: Model, values: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None
 ) -> list[torch.Tensor]:
-    """Return the gradients of any module that torch.func.vmap can handle."""
+    """Return the clients' gradients in the order of the parameters, of any module that torch.func.vmap can handle.
+
+    Values, inputs and labels have the client as first axis; weights make the sum of each one's losses a mean. None as
+    weights: all rows count, and a loss may reduce them by itself.
+    """
     fixed = model.fixed()
 
     def mean_loss(
@@ -180,12 +178,11 @@ def vmap_gradients(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchedTrainer:
-    """Trains clients all at once."""
+    """Trains clients all at once by torch.func.vmap."""
 
     model: Model
     clients: Clients
     local: LocalTraining
-    find: FindGradients
     by_row: bool = True  # whether the loss tells rows apart, so that some may count for nothing
 
     def __call__(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:
@@ -228,7 +225,7 @@ class BatchedTrainer:
                 if isinstance(loss, CrossEntropy) and self.model.step is None:  # by the targets that count
                     weights = weights * loss.counted(labels[index].flatten(0, 1)).view(index.shape)
                 weights = weights / weights.sum(1, keepdim=True).clamp(min=1)
-            return self.find(some, taken, labels[index], weights)
+            return vmap_gradients(self.model, some, taken, labels[index], weights)
 
         counts, loss = real.sum(axis=1), self.model.losses
         if self.by_row:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning.losses import IGNORED, CrossEntropy, Losses, by_row, cross_entropy, seen_by
+from d2pfed.learning.losses import IGNORED, Accuracy, CrossEntropy, Losses, by_row, cross_entropy, seen_by
 from d2pfed.learning.task import Examples, Tree, mapped
 
 Module = nn.Module
@@ -154,7 +154,8 @@ class Model:
         if not isinstance(self.losses, CrossEntropy) or self.step is not None or labels is None:
             return losses.mean()
         counts = self.losses.counted(labels)
-        return (losses * counts).sum() / counts.sum().clamp(min=1)
+        weighted = losses if labels.ndim == 1 else losses * counts  # the loss of a row that does not count is zero
+        return weighted.sum() / counts.sum().clamp(min=1)
 
     def paired(self, inputs: Any, labels: Any) -> tuple[Any, Any]:  # noqa: ANN401 - any data
         """Return inputs and targets; a dictionary without targets has them under `labels`."""
@@ -296,18 +297,9 @@ def evaluate(model: Model, params: Params, examples: Examples) -> dict[str, floa
     """Return the share of examples whose class is right, and the mean loss, in evaluation mode."""
     if not len(examples):
         raise ConfigError("evaluation needs at least one example, got 0")
-    values = model.unflatten(params) | model.fixed()
-    right, loss = 0, 0.0
-    with torch.no_grad():
-        for inputs, labels in zip(
-            torch.split(examples.inputs, _EVALUATED), torch.split(examples.labels, _EVALUATED), strict=True
-        ):
-            outputs = model.outputs_of(model.scoring, values, inputs.to(model.device))
-            own = labels.to(model.device)
-            right += int((outputs.argmax(dim=1) == own).sum())
-            # On the CPU: not all devices have doubles.
-            loss += float(model.losses(outputs, own).cpu().double().sum())
-    return {"accuracy": right / len(examples), "loss": loss / len(examples)}
+    batches = (examples.between(at, at + _EVALUATED) for at in range(0, len(examples), _EVALUATED))
+    found = measure(model, params, batches, {"accuracy": Accuracy()})
+    return {"accuracy": found["accuracy"], "loss": found["loss"]}
 
 
 def example_losses(model: Model, params: Params, examples: Examples) -> NDArray[np.float64]:
@@ -322,12 +314,12 @@ def measure(
     model: Model, params: Params, batches: Iterable[Examples], metrics: Mapping[str, Metric]
 ) -> dict[str, float]:
     """Return the mean loss in evaluation mode, and each metric of all rows together; without rows nothing."""
-    values = model.unflatten(params) | model.fixed()
-    loss, count, outputs, targets = 0.0, 0, list[Tree](), list[Tree]()
+    values, loss, count, outputs, targets = Tensors(), 0.0, 0, list[Tree](), list[Tree]()
     with torch.no_grad():
         for batch in batches:
             if not len(batch):
                 continue
+            values = values or model.unflatten(params) | model.fixed()
             here = batch.each(lambda leaf: leaf.to(model.device))
             inputs, labels = model.paired(here.inputs, here.labels)
             is_seen = model.step is None or metrics

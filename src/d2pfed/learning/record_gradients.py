@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning.model import Model, Params
-from d2pfed.learning.record_program import Program, leaves_of, recorded, single_gradients
+from d2pfed.learning.record_program import Program, recorded, single_gradients
 from d2pfed.learning.task import Clients, Examples, joined
 from d2pfed.learning.user_clients import UserClients
 from d2pfed.numerics.ring import IntVector
@@ -201,7 +201,7 @@ class RecordTrainer:
         values, fixed = self.model.unflatten(params), self.model.fixed()
 
         def gradients(rows: Examples) -> Gradients:
-            shape = tuple((leaf.shape, leaf.dtype) for leaf in leaves_of(rows))
+            shape = tuple((leaf.shape, leaf.dtype) for leaf in rows.leaves)
             try:
                 if shape not in self.held.programs:
                     self.held.programs[shape] = recorded(self.model, values, fixed, rows)

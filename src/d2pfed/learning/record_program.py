@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -25,14 +27,8 @@ Program = Callable[[Tensors, Tensors, Examples], list[torch.Tensor]]  # from tra
 
 _aten = torch.ops.aten
 _ALIGNED = 64  # bytes: the widest registers there are
+_VIEWS = _aten.expand.default, _aten.view.default, _aten._unsafe_view.default, _aten.detach.default  # noqa: SLF001
 _PLAIN = 400  # multiplications, below which torch multiplies by a loop of its own, in one order
-
-
-def leaves_of(rows: Examples) -> list[torch.Tensor]:
-    """Return the tensors of some rows."""
-    leaves: list[torch.Tensor] = []
-    mapped(leaves.append, (rows.inputs, rows.labels))
-    return leaves
 
 
 def single_gradients(model: Model, values: Tensors, fixed: Tensors, rows: Examples) -> list[torch.Tensor]:
@@ -66,7 +62,8 @@ def recorded(model: Model, values: Tensors, fixed: Tensors, rows: Examples) -> P
         own = dict(zip(names, tensors[: sizes[0]], strict=True))
         return single_gradients(model, own, dict(zip(others, tensors[sizes[0] : sizes[1]], strict=True)), given)
 
-    program = make_fx(flat)(*values.values(), *fixed.values(), *leaves_of(rows))
+    program = make_fx(flat)(*values.values(), *fixed.values(), *rows.leaves)
+    _shorten(program.graph)
     for node in program.graph.nodes:
         if node.target is _aten.bmm.default:
             node.target = product
@@ -74,10 +71,33 @@ def recorded(model: Model, values: Tensors, fixed: Tensors, rows: Examples) -> P
 
     def replay(values: Tensors, fixed: Tensors, rows: Examples) -> list[torch.Tensor]:
         with torch.no_grad():
-            found: list[torch.Tensor] = program(*values.values(), *fixed.values(), *leaves_of(rows))
+            found: list[torch.Tensor] = program(*values.values(), *fixed.values(), *rows.leaves)
         return found
 
     return replay
+
+
+def _shorten(graph: Graph) -> None:
+    """Take out what changes nothing, such as views of the same shape, and all that only the loss's value needs."""
+    if any(isinstance(node.target, OpOverload) and node.target._schema.is_mutable for node in graph.nodes):  # noqa: SLF001
+        return  # what is written in place may be seen through another node
+    for node in list(graph.nodes):
+        if not isinstance(node.target, OpOverload) or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        value, first = node.meta["val"], node.args[0] if node.args else None
+        before = first.meta.get("val") if isinstance(first, Node) else None
+        if node.target is _aten.ones_like.default:  # needs a shape, and not the loss
+            with graph.inserting_before(node):
+                ones = graph.call_function(
+                    _aten.ones.default, (value.shape,), {"dtype": value.dtype, "device": value.device}
+                )
+            ones.meta = node.meta
+            node.replace_all_uses_with(ones)
+        elif isinstance(before, torch.Tensor) and (value.shape, value.dtype) == (before.shape, before.dtype):
+            is_factor_one = node.target in (_aten.mul.Scalar, _aten.div.Scalar) and node.args[1] == 1
+            if is_factor_one or node.target in _VIEWS:
+                node.replace_all_uses_with(first)
+    graph.eliminate_dead_code()
 
 
 def product(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:

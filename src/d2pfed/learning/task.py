@@ -40,9 +40,7 @@ class Examples:
     count: int = field(init=False)
 
     def __post_init__(self) -> None:
-        leaves: list[torch.Tensor] = []
-        mapped(leaves.append, (self.inputs, self.labels))
-        shapes = [tuple(leaf.shape) for leaf in leaves]
+        shapes = [tuple(leaf.shape) for leaf in self.leaves]
         if () in shapes or len({shape[0] for shape in shapes}) > 1:
             raise ConfigError(f"inputs and targets must have as many rows, got shapes {shapes}")
         object.__setattr__(self, "count", shapes[0][0] if shapes else 0)
@@ -62,6 +60,13 @@ class Examples:
     def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Examples":
         """Return the rows with each tensor changed."""
         return Examples(mapped(change, self.inputs), mapped(change, self.labels))
+
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        """The tensors of inputs and labels."""
+        found: list[torch.Tensor] = []
+        mapped(found.append, (self.inputs, self.labels))
+        return found
 
     @property
     def are_tensors(self) -> bool:

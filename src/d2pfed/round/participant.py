@@ -5,7 +5,7 @@ leaves the silo: the sum is divided by a constant of the plan, and an empty batc
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -92,7 +92,10 @@ class Batches:
         if len({batch.seed for batch in batches}) > 1:
             raise ConfigError("batches that are added together must be of one attempt, got several seeds")
         totals = batches[0].total[None] if len(batches) == 1 else np.stack([batch.total for batch in batches])
-        own = tuple(replace(batch, total=total) for batch, total in zip(batches, totals, strict=True))
+        own = tuple(
+            Batch(each.plan, each.seed, each.entropy, each.chosen, total)
+            for each, total in zip(batches, totals, strict=True)
+        )
         drawn = np.stack([codec.dither(batch.entropy.child("dither").stream()) for batch in batches])
         return Batches(own, totals, drawn)
 
@@ -106,8 +109,8 @@ def toss(batches: BatchSampling, count: int, stream: Stream) -> IntVector:
     """Return the units whose coin came up: exactly the rate, independently of each other."""
     words = np.empty(count, np.uint32)
     stream.fill(words)
-    below = int(batches.rate * RATE_STEPS)
-    return np.flatnonzero(words.astype(np.uint64) < np.uint64(below)).astype(np.int64)
+    below = batches.rate.numerator * RATE_STEPS // batches.rate.denominator  # a whole number, at most 2^32
+    return np.flatnonzero(words < below).astype(np.int64, copy=False)
 
 
 Update = NDArray[np.floating] | Units  # a client's vector, or what a silo makes of its records

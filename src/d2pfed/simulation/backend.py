@@ -26,6 +26,7 @@ PartialSums = Iterator[tuple[tuple[int, ...], RingVector]]  # who is in a sum, a
 
 _PIECES = 4  # of a cohort per worker
 _THREADS = Path("/proc/self/task")
+_ALONE = 1 << 17  # coordinates, up to which handing half of them to another thread costs more than it saves
 # Not while the next updates are trained: torch's own threads wait for one another, and so for an encoder between them.
 _TOGETHER_BYTES = 1 << 26  # of the updates that two threads share: it bounds memory; to change over costs time
 
@@ -135,7 +136,7 @@ class Silos:
         return (self.trainer.units(params, client) for client in clients)
 
     def encode(self, encoder: Encoder, params: FloatVector, clients: Sequence[int], _seed: int) -> PartialSums:
-        """Draw every silo's batch, add up its records and encode the sums, half of it on another thread."""
+        """Draw every silo's batch, add up its records and encode the sums, half of a large one on another thread."""
         if not clients:
             return
         own = [
@@ -149,15 +150,19 @@ class Silos:
         places = np.zeros(max(clients) + 1, np.int64)
         places[list(clients)] = np.arange(len(clients))
         for silos, vectors in self.trainer.chunks(params, wanted):
-            owners = places[silos]  # half of the vectors are added on the other thread; a silo's stay together
-            half = int(np.searchsorted(owners, owners[len(owners) // 2]))
+            owners = places[silos]
+            if vectors.size <= _ALONE:
+                batches.add(owners, vectors)
+                continue
+            half = int(np.searchsorted(owners, owners[len(owners) // 2]))  # a silo's vectors stay together
             other = self._pool.submit(batches.add, owners[:half], vectors[:half])
             batches.add(owners[half:], vectors[half:])
             other.result()
-        half = len(clients) // 2
-        first = self._pool.submit(lambda: [batch.encode() for batch in batches.each[:half]])
-        second = [batch.encode() for batch in batches.each[half:]]
-        for client, vector in zip(clients, [*first.result(), *second], strict=True):
+        half = len(clients) if batches.totals.size <= _ALONE else len(clients) // 2
+        rest = batches.each[half:]
+        later = self._pool.submit(lambda: [batch.encode() for batch in rest]) if rest else None
+        encoded = [batch.encode() for batch in batches.each[:half]]
+        for client, vector in zip(clients, encoded + ([] if later is None else later.result()), strict=True):
             yield (client,), vector
 
     def close(self) -> None:
