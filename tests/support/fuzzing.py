@@ -153,7 +153,8 @@ def options_of(data: bytes) -> object:
     """Read a file of options as a command does."""
     params = [SimpleNamespace(name=name) for name in ("epsilon", "clip", "rounds")]
     context = SimpleNamespace(command=SimpleNamespace(params=params), default_map=None)
-    file = SimpleNamespace(read_text=data.decode)
+    no = lambda: False  # noqa: E731 - it is no device
+    file = SimpleNamespace(read_bytes=lambda: data, is_char_device=no, is_block_device=no)
     return read_config(context, file)  # type: ignore[arg-type]
 
 

@@ -129,6 +129,11 @@ class Job:
     fingerprint: Mapping[str, str] = field(default_factory=dict, repr=False)  # of module, functions and data
 
     @staticmethod
+    def of(settings: Settings, task: Task, model: Model) -> "Job":
+        """Plan a run over a named task."""
+        return Job.with_plan(settings, task, model, calibrate(settings.target, settings.max_weight))
+
+    @staticmethod
     def with_plan(settings: Settings, task: Task, model: Model, plan: Plan | None) -> "Job":
         """Return a run over a named task by this plan; None: in the clear, by the target's rounds and cohorts."""
         return Job(
