@@ -1,9 +1,14 @@
 """Hypothesis profiles: `ci` repeats itself, `nightly` explores (HYPOTHESIS_PROFILE=nightly). What the suite saves."""
 
 import os
+import re
 import shutil
+import sys
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Kernels compile on their first call and machines are busy, so neither an example nor its making has a deadline.
@@ -16,3 +21,30 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 MEMORY = Path("/dev/shm")
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 1 << 31:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+DRAWN = ("test_report", "test_report_reading", "test_clipping")  # tests of what a report's plots show
+
+
+@cache
+def _draw(plot):
+    from d2pfed.runs.report.plots import draw  # noqa: PLC0415 - the plotter takes a second to load
+
+    return draw(plot)
+
+
+def _outline(plot):
+    """Draw a plot with its words, but without numbers and with one point for each line."""
+    lines = (
+        replace(line, name=re.sub(r"[\d.,]+", "0", line.name), xs=(1.0,) if line.xs else (), ys=(0.5,))
+        for line in plot.lines
+    )
+    return _draw(replace(plot, lines=tuple(lines), caption=""))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def outlines(request):
+    """Draw equal outlines once: every run ends with plots, which take longer than most runs of tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "d2pfed.runs" in sys.modules and request.module.__name__ not in DRAWN:
+            patch.setattr("d2pfed.runs.report.draw", _outline)
+        yield
