@@ -21,8 +21,9 @@ def samples(text: str) -> dict[str, float]:
     found = {}
     for line in text.splitlines():
         if not line.startswith("# "):
-            name, value = re.fullmatch(r'([a-z_0-9]+(?:\{[a-z]+="[A-Za-z_ ]+"\})?) (\S+)', line).groups()
-            found[name] = float(value)
+            form = r'([a-z_0-9]+)\{run="run-[0-9a-f]{16}"(?:,([a-z]+="[A-Za-z_ ]+"))?\} (\S+)'
+            name, label, value = re.fullmatch(form, line).groups()
+            found[f"{name}{{{label}}}" if label else name] = float(value)
     return found
 
 
@@ -65,4 +66,4 @@ def test_the_best_model_is_kept_beside_the_last(tmp_path):
 
 def test_a_text_with_a_clients_words_would_be_noticed():
     with pytest.raises(AttributeError):
-        samples(f'd2pfed_refusals_total{{rule="{PLANTED}"}} 1')
+        samples(f'd2pfed_refusals_total{{run="run-{"0" * 16}",rule="{PLANTED}"}} 1')

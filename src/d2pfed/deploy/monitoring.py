@@ -63,6 +63,7 @@ class Monitor:
     """Tells of each round: to the log, to the app's functions, and to a file without a word of a client or node."""
 
     directory: Path
+    run: str  # the label of every figure, so that runs on one machine are told apart
     plan: Plan
     refusals: Counter[str]
     callbacks: Sequence[Callback]
@@ -108,16 +109,15 @@ class Monitor:
         samples["d2pfed_refusals_total"] = {
             f'rule="{rule}"': self.refusals[rule] for rule in sorted(self.refusals)
         }
-        lines = []
+        lines, run = [], self.run.encode("unicode_escape").decode().replace('"', "'")
         for name, found in samples.items():
             if found is None or found == {}:
                 continue
             kind, text = _HELP[name]
             lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-            if isinstance(found, dict):
-                lines += [f"{name}{{{label}}} {value:.10g}" for label, value in found.items()]
-            else:
-                lines.append(f"{name} {found:.10g}")
+            each = found if isinstance(found, dict) else {"": found}
+            labels = {f'run="{run}"{label and ","}{label}': value for label, value in each.items()}
+            lines += [f"{name}{{{label}}} {value:.10g}" for label, value in labels.items()]
         replace_file(self.directory / FILE, ("\n".join(lines) + "\n").encode(), mode=0o644)
 
     def _charged_epsilon(self, attempts: int) -> float:

@@ -211,6 +211,7 @@ class PrivateFedAvg:
             transport = Transport(GridEngine(grid, self.message_factory), Pace(self.deadlines.poll))
             monitor = Monitor(
                 self.directory,
+                run.name,
                 self.plan,
                 transport.refusals,
                 callbacks,
