@@ -67,7 +67,7 @@ def centered_bits(setting: Setting, rotation: Hadamard | RandomPhase) -> int:
     return next(
         ring.bits
         for ring in rings
-        if wrap_probability(codec, Centered(width), ring, setting.cohort_size) <= OVERFLOW
+        if wrap_probability(codec, Centered(width), ring, setting.cohort_size, setting.cohort_size) <= OVERFLOW
     )
 
 
