@@ -29,7 +29,7 @@ CNN = Benchmark(
     model_name="two convolutions and two layers",
     epsilon=8.0,
     cohort_size=500,
-    rounds=30,
+    rounds=20,
     local=local_training(lr=0.1, batch_size=10),
     step=server_optimizer(lr=1.0, momentum=0.7, averaging=0.5),
 )

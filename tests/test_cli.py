@@ -98,7 +98,7 @@ def test_the_accountants_give_the_known_numbers(run, line, epsilon):
         ("plan --epsilon nan", "epsilon must be positive and finite, got nan"),
         ("plan --epsilon x", "'--epsilon'"),
         ("plan --cohort-size 200 --population 100", "cohort_size must be at most the population 100, got 200"),
-        ("plan --bits 4", "bits must be at least 11"),
+        ("plan --bits 4", "bits must be at least 10"),
         ("plan --dropouts 0.9", "what would do: at most"),
         ("plan --mechanism shared --colluders 0.1", "colluders must be 0 with the mechanism shared"),
         ("plan --against nobody", "against must be released, server"),

@@ -106,16 +106,17 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         f"Over {plan.rounds} round{'s' * (plan.rounds != 1)}, updates that all agree add up to {signal:.2g} times the "
         f"length of the noise."
     )
-    is_bounded = plan.longest_mean < 1
-    signal_held = f"a mean of at most {plan.longest_mean:g} clips" if is_bounded else "updates that all agree"
-    worst = replace(plan, longest_mean=1.0).wrap_energy
-    allowed = f"{SAFE_WRAP_ENERGY:g}" if is_bounded else f"{SAFE_WRAP_PROBABILITY:g}"
+    rare, length = round_up(plan.wrap_probability, 2), plan.codec.length
+    chance = f"a chance of {rare} that any of {length} coordinates wraps in a round"
+    held = f"the signal, with {chance} (at most {SAFE_WRAP_PROBABILITY:g} is allowed)"
+    if plan.longest_mean < 1:
+        agreeing = round_up(replace(plan, longest_mean=1.0).wrap_energy, 2)
+        held = (
+            f"a mean of {plan.longest_mean:g} clips: what wraps has at most {round_up(plan.wrap_energy, 2)} of the "
+            f"noise's energy ({SAFE_WRAP_ENERGY:g} is allowed; {agreeing} if all updates agree), with {chance}"
+        )
     why_bits = (
-        f"The sum's noise is {math.sqrt(noise):.4g} lattice steps wide; {plan.ring.bits} bits hold it and "
-        f"{signal_held}: any of {plan.codec.length} coordinates wraps in a round with a chance of at most "
-        f"{round_up(plan.wrap_probability, 2)}, and what wraps has at most {round_up(plan.wrap_energy, 2)} of the "
-        f"noise's energy ({allowed})"
-        f"{f', or {round_up(worst, 2)} if all updates agree' * is_bounded}."
+        f"The sum's noise is {math.sqrt(noise):.4g} lattice steps wide; {plan.ring.bits} bits hold it and {held}."
     )
     traffic = traffic_of(plan)
     return PlanSummary(
