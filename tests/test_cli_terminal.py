@@ -95,6 +95,8 @@ SUBCOMMANDS = (
     "client enrol",
     "client adopt",
     "client show",
+    "client status",
+    "deploy status",
     "data fetch",
     "data where",
     "ledger create",

@@ -513,7 +513,7 @@ def test_a_record_that_raises_moves_the_sum_by_itself_alone(tmp_path, monkeypatc
     plan = record_plan(rounds=1)
     silos, grid = records_grid(tmp_path / "here", plan, {2: one_raises})
     require_records(start(silos, grid), plan, [40, 40, 39, 40, 40])
-    monkeypatch.setattr(private_client, "SingleUnits", lambda units, _dimension: units)  # the twin
+    monkeypatch.setattr(private_client, "SingleUnits", lambda units, *_: units)  # the twin
     silos, grid = records_grid(tmp_path / "there", plan, {2: one_raises})
     require_records(start(silos, grid), plan, [40, 40, 0, 40, 40])
 

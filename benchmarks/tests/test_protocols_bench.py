@@ -15,7 +15,10 @@ def test_a_lattice_round_is_checked_and_measured(protocol):
     row = bench.measure_lattice(protocol, 64, 100, 6)
     session = bench.lattice_session(protocol, 64, 100)
     assert row.client_up == messages.contribution_bytes(session, 64)
-    assert (row.client_down > 200 * 64) == (protocol == BY_SLOT)
+    vouchers = session.committee.threshold + 1
+    assert (row.client_down > 32 * 64 + (64 + 104) * vouchers) == (
+        protocol == BY_SLOT
+    )  # each with its certificate
     assert row.member_up < row.member_down
     assert min(row.client_seconds, row.member_seconds, row.server_seconds) > 0
 

@@ -39,6 +39,8 @@ LINES = (
     "client adopt client --run name=runs/run/plan.json --why reason",
     "client adopt cut-client --carried nothing",
     "client show client --json",
+    "client status client --metrics out.prom --json",
+    "deploy status folder --metrics out.prom --json",
     "roster authority another",
     "roster draws another --depth 4",
     "roster sign authority next {client} --draws {draws} --previous roster --days 3 --remove 5 --positions text",
@@ -47,6 +49,7 @@ LINES = (
     "data where shakespeare --data folder --json",
 )
 STATUSES = {"certify": (0, 1, 2, 3), "train": (0, 2, 3), "audit": (0, 2, 4)}  # by command; of all others 0 and 2
+STATUSES |= {"client": (0, 1, 2), "deploy": (0, 1, 2)}
 HUGE = "1" + "0" * 400
 WORDS = (
     *(
