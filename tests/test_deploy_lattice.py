@@ -3,6 +3,7 @@
 import shutil
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -270,6 +271,33 @@ def test_at_its_cap_a_sampled_client_sends_noise_and_moves_on(tmp_path, enrolled
     assert len(rows(server, 0, Entry.CHARGE)) == 1
     silent = [row for row in rows(server, 0, Entry.BEGUN) if row.get("silent")]
     assert [row["round"] for row in silent] == [1]
+
+
+def test_a_member_at_its_cap_begins_each_attempt_once(monkeypatch):
+    """It has two rows of each; counted twice, they would end an honest run of one attempt a round halfway."""
+    monkeypatch.setattr(client_attempt, "RESTARTS", 0)
+    plan = make_lattice_plan(6, sampling=Sampling.FIXED, max_participations=1, spare=0, attempts_per_round=1)
+
+    def history(sessions):
+        rows = [{"run": "a run", "session": str(place // 2), "time": 0} for place in range(2 * sessions)]
+        return SimpleNamespace(bodies=lambda entry: rows if entry is Entry.BEGUN else [])
+
+    client_attempt.require_beginnings_left(history(5), "a run", plan)
+    with pytest.raises(PeerError, match="begun 6 times here, a run of its plan begins at most 6 times"):
+        client_attempt.require_beginnings_left(history(6), "a run", plan)
+
+
+def test_a_client_at_its_cap_is_silent_as_often_as_may_come_to_nothing(tmp_path, enrolled, monkeypatch):
+    """Silence costs nobody anything, and leaves a row in a client's log for ever."""
+    server = serve(tmp_path, *enrolled, sampling=Sampling.FIXED, max_participations=1)
+    server.attempt(0)
+    monkeypatch.setattr(client_attempt, "UNCHARGED_A_DAY", 1)
+    with pytest.raises(TooFewClients):
+        server.attempt(1)
+    both = set(server.session(0).members) & set(server.session(1).members)
+    refusals = {str(server.refusals[client]) for client in both}
+    assert refusals == {"1 attempts came to nothing within a day here, at most 1 may"}
+    assert not [row for client in both for row in rows(server, client, Entry.BEGUN) if row.get("silent")]
 
 
 def test_a_draw_serves_one_run_only(tmp_path, enrolled):
