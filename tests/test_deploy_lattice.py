@@ -1,6 +1,7 @@
 """Clients of the lattice protocol in real directories: rows, keys, and what a lying server or a crash gets."""
 
 import shutil
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,12 +15,13 @@ from d2pfed.deploy import lattice as client_lattice
 from d2pfed.deploy import state
 from d2pfed.deploy.account import ClientSpending
 from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.federation import ParticipationLog
+from d2pfed.deploy.federation import ParticipationLog, require_lasting
 from d2pfed.deploy.layout import encode_task
 from d2pfed.deploy.requests import RequestKind, RunAcceptance
 from d2pfed.deploy.rosters import accept_head, current_head
 from d2pfed.deploy.state import SavedPhase
-from d2pfed.errors import D2PFedError, PeerError, TooFewClients
+from d2pfed.deploy.transport import Deadlines
+from d2pfed.errors import ConfigError, D2PFedError, PeerError, TooFewClients
 from d2pfed.ledger.client_log import Entry
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Protocol
@@ -298,6 +300,30 @@ def test_a_client_at_its_cap_is_silent_as_often_as_may_come_to_nothing(tmp_path,
     refusals = {str(server.refusals[client]) for client in both}
     assert refusals == {"1 attempts came to nothing within a day here, at most 1 may"}
     assert not [row for client in both for row in rows(server, client, Entry.BEGUN) if row.get("silent")]
+
+
+def test_other_runs_do_not_push_out_one_that_a_client_has_spoken_in(server, monkeypatch):
+    """An ordinary client begins nothing: its charge is what shows that a run is under way."""
+    server.attempt(0)
+    client = next(iter(set(range(CLIENTS)) - set(server.session(0).members)))
+    assert not rows(server, client, Entry.BEGUN)
+    monkeypatch.setattr(state, "MAX_RUNS", 2)
+    for run in ("another", "a third"):
+        replace(server, run=run).announce(client)
+    runs = state.AcceptedRuns(directory_of(server.directory, client))
+    runs.terms("a run")
+    with pytest.raises(PeerError, match="never announced"):
+        runs.terms("another")
+
+
+def test_a_partition_with_a_committee_needs_its_roster_for_one_exchange_more():
+    deadlines = Deadlines(joining=1.0, keys=100.0, training=1.0)
+    roster = SimpleNamespace(serial=1, expires=time.time() + 450)
+    plan = SimpleNamespace(rounds=1, sampling=SimpleNamespace(method=Sampling.ONCE), committee=None)
+    require_lasting(roster, plan, deadlines)
+    plan.committee = "some"
+    with pytest.raises(ConfigError, match="1 rounds may take 502 s"):
+        require_lasting(roster, plan, deadlines)
 
 
 def test_a_draw_serves_one_run_only(tmp_path, enrolled):

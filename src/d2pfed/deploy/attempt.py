@@ -63,7 +63,8 @@ def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> bool:
         b"" if enrolment is None else enrolment.roster.digest,
         verdict_of(config.policy),
     )
-    begun = {str(body["run"]): place for place, body in enumerate(history.bodies(Entry.BEGUN))}
+    active = (Entry.BEGUN, Entry.CHARGE)  # a client that speaks once begins nothing
+    begun = {str(row.body["run"]): place for place, row in enumerate(history.rows) if row.entry in active}
     AcceptedRuns(config.directory).accept(announcement.run, terms, begun)
     return True
 
