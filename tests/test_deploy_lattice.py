@@ -1,8 +1,10 @@
 """Clients of the lattice protocol in real directories: rows, keys, and what a lying server or a crash gets."""
 
 import shutil
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,12 +15,13 @@ from d2pfed.deploy import lattice as client_lattice
 from d2pfed.deploy import state
 from d2pfed.deploy.account import ClientSpending
 from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.federation import ParticipationLog
+from d2pfed.deploy.federation import ParticipationLog, require_lasting
 from d2pfed.deploy.layout import encode_task
 from d2pfed.deploy.requests import RequestKind, RunAcceptance
 from d2pfed.deploy.rosters import accept_head, current_head
 from d2pfed.deploy.state import SavedPhase
-from d2pfed.errors import D2PFedError, PeerError, TooFewClients
+from d2pfed.deploy.transport import Deadlines
+from d2pfed.errors import ConfigError, D2PFedError, PeerError, TooFewClients
 from d2pfed.ledger.client_log import Entry
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Protocol
@@ -270,6 +273,57 @@ def test_at_its_cap_a_sampled_client_sends_noise_and_moves_on(tmp_path, enrolled
     assert len(rows(server, 0, Entry.CHARGE)) == 1
     silent = [row for row in rows(server, 0, Entry.BEGUN) if row.get("silent")]
     assert [row["round"] for row in silent] == [1]
+
+
+def test_a_member_at_its_cap_begins_each_attempt_once(monkeypatch):
+    """It has two rows of each; counted twice, they would end an honest run of one attempt a round halfway."""
+    monkeypatch.setattr(client_attempt, "RESTARTS", 0)
+    plan = make_lattice_plan(6, sampling=Sampling.FIXED, max_participations=1, spare=0, attempts_per_round=1)
+
+    def history(sessions):
+        rows = [{"run": "a run", "session": str(place // 2), "time": 0} for place in range(2 * sessions)]
+        return SimpleNamespace(bodies=lambda entry: rows if entry is Entry.BEGUN else [])
+
+    client_attempt.require_beginnings_left(history(5), "a run", plan)
+    with pytest.raises(PeerError, match="begun 6 times here, a run of its plan begins at most 6 times"):
+        client_attempt.require_beginnings_left(history(6), "a run", plan)
+
+
+def test_a_client_at_its_cap_is_silent_as_often_as_may_come_to_nothing(tmp_path, enrolled, monkeypatch):
+    """Silence costs nobody anything, and leaves a row in a client's log for ever."""
+    server = serve(tmp_path, *enrolled, sampling=Sampling.FIXED, max_participations=1)
+    server.attempt(0)
+    monkeypatch.setattr(client_attempt, "UNCHARGED_A_DAY", 1)
+    with pytest.raises(TooFewClients):
+        server.attempt(1)
+    both = set(server.session(0).members) & set(server.session(1).members)
+    refusals = {str(server.refusals[client]) for client in both}
+    assert refusals == {"1 attempts came to nothing within a day here, at most 1 may"}
+    assert not [row for client in both for row in rows(server, client, Entry.BEGUN) if row.get("silent")]
+
+
+def test_other_runs_do_not_push_out_one_that_a_client_has_spoken_in(server, monkeypatch):
+    """An ordinary client begins nothing: its charge is what shows that a run is under way."""
+    server.attempt(0)
+    client = next(iter(set(range(CLIENTS)) - set(server.session(0).members)))
+    assert not rows(server, client, Entry.BEGUN)
+    monkeypatch.setattr(state, "MAX_RUNS", 2)
+    for run in ("another", "a third"):
+        replace(server, run=run).announce(client)
+    runs = state.AcceptedRuns(directory_of(server.directory, client))
+    runs.terms("a run")
+    with pytest.raises(PeerError, match="never announced"):
+        runs.terms("another")
+
+
+def test_a_partition_with_a_committee_needs_its_roster_for_one_exchange_more():
+    deadlines = Deadlines(joining=1.0, keys=100.0, training=1.0)
+    roster = SimpleNamespace(serial=1, expires=time.time() + 450)
+    plan = SimpleNamespace(rounds=1, sampling=SimpleNamespace(method=Sampling.ONCE), committee=None)
+    require_lasting(roster, plan, deadlines)
+    plan.committee = "some"
+    with pytest.raises(ConfigError, match="1 rounds may take 502 s"):
+        require_lasting(roster, plan, deadlines)
 
 
 def test_a_draw_serves_one_run_only(tmp_path, enrolled):

@@ -7,7 +7,7 @@ import pytest
 
 from d2pfed.errors import ConfigError, PeerError, RolledBack
 from d2pfed.numerics.randomness import Entropy, Stream, derive, digest
-from d2pfed.secagg import crypto
+from d2pfed.secagg import crypto, wire
 from d2pfed.secagg.lattice import checks, masks, messages
 from d2pfed.secagg.lattice import client as lattice_client
 from d2pfed.secagg.lattice import field as fields
@@ -17,6 +17,7 @@ from d2pfed.secagg.lattice.field import PRIME
 from d2pfed.secagg.lattice.messages import Opened, SignedKey, Signer
 from d2pfed.secagg.lattice.parameters import Committee
 from d2pfed.secagg.lattice.session import Request
+from d2pfed.secagg.wire import MessageKind
 from support.evil import LOW_ORDER
 from support.federation import MODEL, TASK, enrolment_secret, position_of
 from support.lattice import make_session, quick, small_committee
@@ -791,11 +792,15 @@ def test_a_member_traces_only_what_it_has_opened(monkeypatch):
         server.open([member], {}, 24)
 
 
-def test_nothing_is_certified_where_nobody_is_enrolled():
+def test_nothing_is_certified_or_vouched_for_where_nobody_is_enrolled():
+    """A server's bytes: a refusal of them is final for a member, and an error of configuration is not."""
     server = Server(make_session(24, signed=False, dimension=5))
-    member = server.session.members[0]
+    session, member = server.session, server.session.members[0]
+    own, packed = server.federation.participant(member), messages.pack_adverts(session, server.adverts)
     with pytest.raises(PeerError, match="nobody is enrolled"):
-        server.federation.participant(member).open(server.federation.members[member], b"")
+        own.open(server.federation.members[member], b"")
+    with pytest.raises(PeerError, match="nobody is enrolled"):
+        own.vouch(wire.message(session, MessageKind.LATTICE_ADVERTS, session.rank(member), packed))
 
 
 def test_a_committee_of_two_halves_is_what_the_scripts_say():

@@ -63,7 +63,8 @@ def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> bool:
         b"" if enrolment is None else enrolment.roster.digest,
         verdict_of(config.policy),
     )
-    begun = {str(body["run"]): place for place, body in enumerate(history.bodies(Entry.BEGUN))}
+    active = (Entry.BEGUN, Entry.CHARGE)  # a client that speaks once begins nothing
+    begun = {str(row.body["run"]): place for place, row in enumerate(history.rows) if row.entry in active}
     AcceptedRuns(config.directory).accept(announcement.run, terms, begun)
     return True
 
@@ -151,8 +152,12 @@ class ClientAttempt:
             require=self._require_chargeable,
         )
         if isinstance(session, lattice.Session) and sent >= self.plan.max_participations:
-            note_begun(self.config, self.config.log.read(), self._require_chargeable, {**row, "silent": True})
+            note_begun(self.config, self.config.log.read(), self._require_silent, {**row, "silent": True})
         return sent
+
+    def _require_silent(self, history: ClientHistory) -> None:
+        self._require_chargeable(history)
+        require_beginnings_left(history, self.session.run, self.plan)
 
     def _require_chargeable(self, history: ClientHistory) -> None:
         is_once, session = self.plan.sampling.method is Sampling.ONCE, self.session
@@ -303,15 +308,16 @@ def require_beginnings_left(history: ClientHistory, run: str, plan: Plan) -> Non
     """Refuse to begin more often than a run of this plan needs: each time leaves a row in this client's log for ever.
 
     A run begins as often as it has attempts, at most; with standing keys, once and after void attempts. Names of runs
-    cost nothing, so what comes to nothing is bounded over all runs, by the day.
+    cost nothing, so what comes to nothing is bounded over all runs, by the day. Sessions are counted: a member at its
+    cap has two rows of one, its key's and its silent vector's.
     """
     most = min(plan.attempts_per_round * plan.max_attempts, MOST_ATTEMPTS) + RESTARTS
-    begun = sum(body["run"] == run for body in history.bodies(Entry.BEGUN))
+    begun = len({body["session"] for body in history.bodies(Entry.BEGUN) if body["run"] == run})
     if begun >= most:
         raise PeerError(f"run {run} has begun {begun} times here, a run of its plan begins at most {most} times")
     since = time.time() - _DAY
     begun, charged = (
-        sum(int(str(body["time"])) > since for body in history.bodies(entry))
+        len({body["session"] for body in history.bodies(entry) if int(str(body["time"])) > since})
         for entry in (Entry.BEGUN, Entry.CHARGE)
     )
     if begun - charged >= UNCHARGED_A_DAY:

@@ -39,7 +39,8 @@ def require_lasting(roster: Roster, plan: Plan, deadlines: Deadlines) -> None:
     left = roster.expires - time.time()
     if left <= 0:
         raise ConfigError(f"the roster {roster.serial} has expired {-left:.0f} s ago")
-    whole = plan.rounds * (deadlines.joining + deadlines.training + 4 * deadlines.keys)
+    exchanges = 4 if plan.committee is None else 5  # without training: a committee vouches, too, and may trace
+    whole = plan.rounds * (deadlines.joining + deadlines.training + exchanges * deadlines.keys)
     if plan.sampling.method is Sampling.ONCE and left < whole:
         raise ConfigError(
             f"sampling `once` ends within one roster: {plan.rounds} rounds may take {whole:.0f} s, and roster "

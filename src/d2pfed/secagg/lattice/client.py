@@ -119,6 +119,8 @@ class Participant:
     def vouch(self, data: bytes) -> bytes:
         """Sign that the members' keys are theirs: an ordinary client is shown a few such signatures, and no adverts."""
         session = self.session
+        if self.enrolment is None:
+            raise PeerError("nobody vouches where nobody is enrolled")
         adverts = messages.decode_adverts(session, self.rank, data)
         keys = self._keys({session.members[place]: each.certificate for place, each in adverts.items()})
         checks.require_adverts_signed(session, keys, adverts)
