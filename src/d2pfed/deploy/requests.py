@@ -13,6 +13,7 @@ from importlib.metadata import version
 from d2pfed.deploy.state import Blobs
 from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import digest
+from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, MOST_ROUNDS
 from d2pfed.secagg.crypto import SIGNATURE_BYTES
 from d2pfed.secagg.wire import VERSION, ClientId, Reader, pack_integer, pack_text
 
@@ -31,7 +32,7 @@ _ID_BYTES = 8
 _SIZE_BYTES = 4
 _TIME_BYTES = 8
 _DIGEST_BYTES = 32
-_MOST_STEPS = 1 << 20  # attempts of a run that an acceptance may state, a bit for each
+_MOST_STEPS = MOST_ROUNDS * MOST_ATTEMPTS_PER_ROUND  # that an acceptance may state, a bit for each
 _INLINE, _ATTACHED, _REFERRED = range(3)  # where the end of a frame is
 _BESIDE = 2  # is added where the blob is no part of the frame, which names it by its digest
 
