@@ -134,8 +134,11 @@ def test_where_nothing_is_sampled_a_client_at_its_cap_refuses(account, plan):
         charge(account, plan, number=9)
     with pytest.raises(ConfigError, match=f"has sent {plan.max_participations} vectors in run a run"):
         account.require_below_cap(plan, "a run", account.log.read())
-    with pytest.raises(ConfigError, match="its plan allows"):
+    if plan is ONCE:  # a restored server learns from its answer what the client has begun; it sends nothing more
         account.require_room(plan, "a run", account.log.read())
+    else:
+        with pytest.raises(ConfigError, match="its plan allows"):
+            account.require_room(plan, "a run", account.log.read())
 
 
 @pytest.mark.parametrize("plan", [FIXED, NONE], ids=["sampled", "not"])

@@ -401,7 +401,7 @@ def test_a_huge_identity_from_a_stranger_does_not_end_the_server(tmp_path, caplo
 
     grid.coming = huge
     start(make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=60.0, poll=0.001)), grid)
-    assert "node 104 is refused: an acceptance must have an identity and a signature" in caplog.text
+    assert "node 104 is refused: an acceptance must state at most 100000000 attempts" in caplog.text
     assert committed(tmp_path) == [(0, 1, 2, 3)]
 
 

@@ -14,9 +14,10 @@ from scipy.stats import binomtest
 
 from d2pfed.deploy import client as private_client
 from d2pfed.deploy import standing as standing_keys
+from d2pfed.deploy.attempt import accept_run
 from d2pfed.deploy.client import PrivateClient
 from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.requests import ExchangeRequest, RequestKind
+from d2pfed.deploy.requests import ExchangeRequest, Progress, RequestKind
 from d2pfed.deploy.standing import KeyFile, holds_keys
 from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
@@ -155,8 +156,10 @@ def test_a_missing_silo_is_left_out_and_one_without_keys_gets_an_epoch(tmp_path)
     assert np.abs(params - exact((0, 1, 2, 4), range(CLIENTS))).max() < 2 * noise_bound(plan, CLIENTS)
 
 
-def die_once_the_keys_stand(tmp_path, monkeypatch, *, forgets=False):
+def die_once_the_keys_stand(tmp_path, monkeypatch, *, forgets=False, learns=False):
     """A server that is killed after the set-up, before anything is charged; and another one, which goes on."""
+    if not learns:
+        monkeypatch.setattr(private_client, "accept_run", lambda *given: accept_run(*given) and Progress())
     plan = make_plan(rounds=1)
     roster, grid = federation(tmp_path)
     with monkeypatch.context() as patched:
@@ -175,7 +178,12 @@ def test_a_server_that_died_at_the_set_up_opens_a_later_epoch(tmp_path, monkeypa
     assert [body["epoch"] for body in begun] == [0, 1]
 
 
-def test_a_server_that_forgets_the_number_of_its_epoch_is_refused(tmp_path, monkeypatch):
+def test_a_server_that_forgets_the_number_of_its_epoch_learns_it_from_its_silos(tmp_path, monkeypatch):
+    die_once_the_keys_stand(tmp_path, monkeypatch, forgets=True, learns=True)
+    assert rows_of(tmp_path) == [(RowKind.RESERVE, 0, 0), (RowKind.COMMIT, 0, 0)]
+
+
+def test_a_server_that_neither_keeps_nor_learns_the_number_of_its_epoch_is_refused(tmp_path, monkeypatch):
     with pytest.raises(TooFewClients):
         die_once_the_keys_stand(tmp_path, monkeypatch, forgets=True)
 

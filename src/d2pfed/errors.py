@@ -64,6 +64,19 @@ class VoidStep(TooFewClients):
     """A member's vector is missing in a step with standing keys: nothing opens, and the step stays charged."""
 
 
+class ForgottenAttempt(D2PFedError):  # noqa: N818 - the name of the event, not of a defect
+    """Clients have begun an attempt that the ledger does not know: these ones may be in its sum."""
+
+    def __init__(self, text: str, attempt: int, cohort: tuple[int, ...]) -> None:
+        super().__init__(text)
+        self.attempt = attempt
+        self.cohort = cohort
+
+
+class LostRound(D2PFedError):  # noqa: N818 - the name of the event, not of a defect
+    """Clients have gone beyond a round whose sum is not known here: it is charged, and the model does not move."""
+
+
 class BudgetExceeded(D2PFedError):  # noqa: N818 - the name of the event, not of a defect
     """A release was refused because it would spend more than the budget."""
 

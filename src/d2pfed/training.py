@@ -7,7 +7,7 @@ from enum import StrEnum
 import numpy as np
 
 from d2pfed.accounting import CohortSampling, Sampling
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, LostRound
 from d2pfed.fields import TRAINING, about, check_arguments, check_types, documented
 from d2pfed.noise.clipping import ClipStep
 from d2pfed.noise.codec import FloatVector
@@ -155,14 +155,15 @@ class TrainedRound:
     """What happened in one round, and the state that follows it."""
 
     round: int
-    attempt: int  # the number of the attempt that succeeded
+    attempt: int | None  # the number of the attempt that succeeded; None if the round is lost
     survivors: int
     update_norm: float  # of the noisy mean
     clipping: ClipStep | None  # None where the clip is fixed
     state: ServerState = field(repr=False)
+    lost: str = ""  # why its sum is not known, and the model as before; empty if it is
 
 
-AggregateRound = Callable[[ServerState], Outcome]  # of the round that a state is before
+AggregateRound = Callable[[ServerState], Outcome]  # of the round that a state is before; raises LostRound
 
 
 def train(
@@ -178,7 +179,20 @@ def train(
     """
     check_arguments(train, locals())
     while state.rounds < rounds:
-        outcome = aggregate(state)
+        try:
+            outcome = aggregate(state)
+        except LostRound as lost:
+            state = replace(state, rounds=state.rounds + 1)
+            yield TrainedRound(
+                round=state.rounds,
+                attempt=None,
+                survivors=0,
+                update_norm=0.0,
+                clipping=None,
+                state=state,
+                lost=f"{lost}",
+            )
+            continue
         if not isinstance(outcome, Outcome):
             raise ConfigError(f"aggregate must return an Outcome, got {type(outcome).__name__}")
         state = step.apply(state, outcome.mean)

@@ -54,8 +54,12 @@ class ClientAccount:
     budget: ClientBudget
 
     def require_room(self, plan: Plan, run: str, history: ClientHistory) -> None:
-        """Refuse a plan that may spend more than this client has left."""
-        self.require_below_cap(plan, run, history)
+        """Refuse a plan that may spend more than this client has left.
+
+        Under `once` a client whose block was used accepts the run again: what it has begun is all it has to say.
+        """
+        if plan.sampling.method is not Sampling.ONCE:
+            self.require_below_cap(plan, run, history)
         spending = ClientSpending.of(history)
         left = max(0, plan.max_participations - spending.participations(run))
         epsilon = spending.epsilon(self.budget.delta, [charged(plan, run, 0, 0)] * left)

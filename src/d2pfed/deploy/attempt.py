@@ -10,7 +10,7 @@ from d2pfed.accounting import Sampling
 from d2pfed.deploy.account import ClientAccount
 from d2pfed.deploy.config import ClientConfig
 from d2pfed.deploy.layout import Layout
-from d2pfed.deploy.requests import RunAnnouncement
+from d2pfed.deploy.requests import Progress, RunAnnouncement
 from d2pfed.deploy.rosters import (
     Positions,
     accept_head,
@@ -43,13 +43,13 @@ UNCHARGED_A_DAY = 1000  # attempts and epochs that came to nothing, over all run
 _DAY = 86_400
 
 
-def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> bool:
+def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> Progress | None:
     """Keep the terms of a run that this client's policy, roster and budget allow; no lock is held meanwhile.
 
-    Say whether it did: a greeting has no terms.
+    Return what this client has begun in the run; None for a greeting, which has no terms.
     """
     if announcement == announcement.greeting:
-        return False
+        return None
     plan, layout = decode_plan(announcement.plan), Layout.decode(announcement.layout)
     enrolment, history = enrolment_of(config, plan.protocol, announcement.roster, announcement.slip)
     config.policy.check(plan, enrolled_in(None if enrolment is None else enrolment.roster))
@@ -66,7 +66,22 @@ def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> bool:
     active = (Entry.BEGUN, Entry.CHARGE)  # a client that speaks once begins nothing
     begun = {str(row.body["run"]): place for place, row in enumerate(history.rows) if row.entry in active}
     AcceptedRuns(config.directory).accept(announcement.run, terms, begun)
-    return True
+    return progress_of(history, announcement.run, plan)
+
+
+def progress_of(history: ClientHistory, run: str, plan: Plan) -> Progress:
+    """Return the attempts of a run that this client would refuse as stale; those before them do not matter.
+
+    An epoch begins before its first attempt is charged, so its row says nothing of attempts.
+    """
+    begun = [body for body in history.bodies(Entry.BEGUN) if body["run"] == run]
+    places = [(int(str(body["round"])), int(str(body["attempt"]))) for body in begun if "epoch" not in body]
+    releases = (
+        decode_release(str(body["release"])) for body in history.bodies(Entry.CHARGE) if body["run"] == run
+    )
+    places += [(release.round, release.attempt) for release in releases]
+    steps = sum(1 << step for step in {number * plan.attempts_per_round + tried for number, tried in places})
+    return Progress(steps, max((int(str(body["epoch"])) + 1 for body in begun if "epoch" in body), default=0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,11 +95,12 @@ class PrivateClient:
             announcement = RunAnnouncement.decode(data)
             SavedPhases(self.config.directory).sweep()
             sweep_members(self.config)
-            if not accept_run(self.config, announcement):
+            progress = accept_run(self.config, announcement)
+            if progress is None:
                 return RunAcceptance(self.config.client, b"").encode()
-            statement = announcement.statement(self.node, self.config.client)
+            statement = announcement.statement(self.node, self.config.client, progress)
             signature = b"" if self.config.secret is None else sign(self.config.secret, statement)
-            return RunAcceptance(self.config.client, signature).encode()
+            return RunAcceptance(self.config.client, signature, progress).encode()
         try:
             request = ExchangeRequest.decode(data, Blobs(self.config.directory))
         except MissingBlob:

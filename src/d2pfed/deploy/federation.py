@@ -12,7 +12,7 @@ from d2pfed.deploy.layout import Layout, encode_task
 from d2pfed.deploy.requests import RunAnnouncement
 from d2pfed.deploy.rosters import Draws, Positions, SignedRoster
 from d2pfed.deploy.transport import ClientExchange, Deadlines, NodeRegistry, Transport
-from d2pfed.errors import ConfigError, DamagedFile, TooFewClients, VoidStep
+from d2pfed.errors import ConfigError, DamagedFile, ForgottenAttempt, LostRound, TooFewClients, VoidStep
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan, Protocol
@@ -180,6 +180,34 @@ class _Federation:
             )
         self._exchange.stats.clear()
 
+    def _require_new(self, attempt: Attempt, cohort: tuple[int, ...]) -> None:
+        """Refuse an attempt that its clients have begun before, or gone beyond: the ledger is older than their logs.
+
+        Guarantee: clients that lie, as many as the plan allows for, move nothing.
+        Checked: test_flower_backups.py::test_as_many_liars_as_the_plan_allows_for_move_nothing.
+        """
+        left = self._plan.attempts_per_round - attempt.number  # of this round, this one included
+        step = attempt.round * self._plan.attempts_per_round + attempt.number
+        begun = [self._registry.progress[each].steps >> step for each in cohort if each in self._registry.nodes]
+        if not self._stated(begun):
+            return
+        within, later = (each % (1 << left) for each in begun), (each >> left for each in begun)
+        if attempt.number and self._stated(later) and not self._stated(within):
+            raise LostRound(
+                "clients have gone on to later rounds that this server, restored from a backup, has forgotten"
+            )
+        text = (
+            f"clients have begun attempt {attempt.number} of round {attempt.round + 1}, which this server, restored "
+            "from a backup, has forgotten: it is charged"
+        )
+        _log.warning("%s", text)
+        raise ForgottenAttempt(text, attempt.number, cohort)
+
+    def _stated(self, values: Iterable[int]) -> int:
+        """Return the greatest value that some honest client states or exceeds; 0 if only colluders state more."""
+        ranked, liars = sorted(values, reverse=True), max(1, self._plan.colluders)
+        return ranked[liars] if len(ranked) > liars else 0
+
     def exchanges(self) -> tuple[ExchangeRecord, ...]:
         """Return the exchanges of the last attempt."""
         return tuple(self._exchange.stats)
@@ -237,6 +265,7 @@ class CohortFederation(_Federation):
         cohort = self._drawn.cohort
         wanted = [client for client in cohort if client not in self._participation.excluded]
         self._wait(attempt, wanted, len(cohort), self._deployment.deadlines.joining)
+        self._require_new(attempt, cohort)
         return cohort
 
     def _draw(self, attempt: Attempt) -> CohortDraw:
@@ -321,6 +350,9 @@ class StandingFederation(_Federation):
         is_patient = self._standing.attempts == 0 or attempt.number > 0
         joining = deadlines.joining if is_patient else deadlines.poll
         self._wait(attempt, silos, len(silos), joining)
+        self._require_new(attempt, silos)
+        begun = self._stated(each.epochs for each in self._registry.progress.values())
+        self._standing.epochs = max(self._standing.epochs, begun)
         return self._standing.members(attempt)
 
     def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> standing.Step:

@@ -80,6 +80,8 @@ class Monitor:
             *(record.round, self.plan.rounds, record.survivors, self.plan.cohort_size),
             *(self._charged_epsilon(record.charged), seconds, metrics),
         )
+        if record.lost:
+            _log.warning("round %d is lost, and the model is as before it: %s", record.round, record.lost)
         for each in record.exchanges:
             _log.info("  %-18s %d of %d in %.1f s", each.name, each.answered, each.asked, each.seconds)
         self.write()

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from d2pfed.deploy.state import Blobs
 from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import digest
+from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, MOST_ROUNDS
 from d2pfed.secagg.crypto import SIGNATURE_BYTES
 from d2pfed.secagg.wire import VERSION, ClientId, Reader, pack_integer, pack_text
 
@@ -20,7 +21,7 @@ MAX_FRAME_BYTES = 1 << 31
 MAX_DRAWS = 1 << 20
 MAX_ATTEMPT_SECONDS = 7 * 86_400.0  # no client keeps the secrets of an attempt for longer
 
-PLAN_VERSION = 1  # of a plan's canonical text
+PLAN_VERSION = 2  # of a plan's canonical text, of an announcement and its answer
 
 HAS_KEYS, HAS_NO_KEYS = b"\x01", b"\x00"  # answers to a request for presence
 MISSING = b""  # the answer of a client that lacks the blob that a request refers to
@@ -31,6 +32,7 @@ _ID_BYTES = 8
 _SIZE_BYTES = 4
 _TIME_BYTES = 8
 _DIGEST_BYTES = 32
+_MOST_STEPS = MOST_ROUNDS * MOST_ATTEMPTS_PER_ROUND  # that an acceptance may state, a bit for each
 _INLINE, _ATTACHED, _REFERRED = range(3)  # where the end of a frame is
 _BESIDE = 2  # is added where the blob is no part of the frame, which names it by its digest
 
@@ -60,6 +62,30 @@ def _require_versions(reader: Reader, whose: str) -> None:
     if found[1:] != own[1:]:
         theirs, ours = (f"d2pfed {release!a} (wire {wire}, plan {plan})" for release, wire, plan in (found, own))
         raise PeerError(f"{whose} has {theirs}, and this side has {ours}: they do not fit")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a client has begun or was charged for in a run: the server may have forgotten it, restored from a backup."""
+
+    steps: int = 0  # bit i is for attempt i % attempts_per_round of round i // attempts_per_round
+    epochs: int = 0  # with standing keys, the first epoch that it has not begun
+
+    def encode(self) -> bytes:
+        """Return the bytes that an acceptance has, and its signature covers."""
+        steps = self.steps.to_bytes((self.steps.bit_length() + 7) // 8, "little")
+        return pack_integer(self.epochs, _ID_BYTES) + pack_integer(len(steps), _SIZE_BYTES) + steps
+
+    @staticmethod
+    def read(reader: Reader) -> "Progress":
+        """Read the bytes of an acceptance."""
+        epochs, size = reader.integer(_ID_BYTES), reader.integer(_SIZE_BYTES)
+        if size > _MOST_STEPS // 8:
+            raise PeerError(f"an acceptance must state at most {_MOST_STEPS} attempts, got {size} bytes of them")
+        return Progress(int.from_bytes(reader.take(size), "little"), epochs)
+
+
+NOTHING_BEGUN = Progress()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,35 +136,36 @@ class RunAnnouncement:
             raise PeerError(f"a run's first draw must be in [0, {MAX_DRAWS})")
         return RunAnnouncement(run, plan, layout, first, *fields[3:])
 
-    def statement(self, node: int, client: ClientId) -> bytes:
-        """Return what an enrolled client signs: that this node speaks for it in this run."""
+    def statement(self, node: int, client: ClientId, progress: Progress = NOTHING_BEGUN) -> bytes:
+        """Return what an enrolled client signs: that this node speaks for it in this run, and what it has begun."""
         announced = self.run, self.plan, self.layout, self.first_draw, digest("d2pfed roster file", self.roster)
-        return digest("d2pfed run acceptance", *announced, node, client)
+        return digest("d2pfed run acceptance", *announced, node, client, progress.encode())
 
 
 @dataclass(frozen=True, slots=True)
 class RunAcceptance:
-    """The answer to an announcement: which client the node speaks for, and its signature.
+    """The answer to an announcement: which client the node speaks for, its signature, and what it has begun.
 
     The signature is empty if the client is not enrolled, or was greeted.
     """
 
     client: ClientId
     signature: bytes
+    progress: Progress = NOTHING_BEGUN
 
     def encode(self) -> bytes:
         """Return the bytes of the answer."""
-        return _pack_versions() + pack_integer(self.client, _ID_BYTES) + self.signature
+        return _pack_versions() + pack_integer(self.client, _ID_BYTES) + self.progress.encode() + self.signature
 
     @staticmethod
     def decode(data: bytes) -> "RunAcceptance":
         """Read the bytes of the answer; refuse a client whose version does not fit."""
         reader = Reader(memoryview(data))
         _require_versions(reader, "the client")
-        client, signature = reader.integer(_ID_BYTES), reader.rest()
+        client, progress, signature = reader.integer(_ID_BYTES), Progress.read(reader), reader.rest()
         if len(signature) not in (0, SIGNATURE_BYTES):
             raise PeerError(f"an acceptance must have an identity and a signature, got {len(data)} bytes")
-        return RunAcceptance(client, signature)
+        return RunAcceptance(client, signature, progress)
 
 
 class MissingBlob(PeerError):  # noqa: N818 - the name of the event, not of a defect

@@ -21,6 +21,7 @@ from d2pfed.deploy.requests import (
     MISSING,
     Blob,
     ExchangeRequest,
+    Progress,
     RequestKind,
     RunAcceptance,
     RunAnnouncement,
@@ -197,6 +198,7 @@ class NodeRegistry:
     roster: Roster | None
     published: PublishedHead | None = None  # where nodes are greeted, and each client gets the head and its slip
     nodes: dict[ClientId, int] = field(default_factory=dict)  # of each client that has accepted the run
+    progress: dict[ClientId, Progress] = field(default_factory=dict)  # as it was when each accepted the run
     _asked: set[int] = field(default_factory=set)
     _failed: set[int] = field(default_factory=set)
     _slipped: set[int] = field(default_factory=set)  # who was sent a slip, once for each time it is asked
@@ -287,11 +289,12 @@ class NodeRegistry:
     def _identify(self, node: int, answer: RunAcceptance) -> None:
         """Note which client a node speaks for, by its signature where clients are enrolled."""
         if self.roster is not None:
-            statement = self.announcement.statement(node, answer.client)
+            statement = self.announcement.statement(node, answer.client, answer.progress)
             require_signature(self.roster.key(answer.client), answer.signature, statement)
         elif answer.client not in self.population:
             raise PeerError(f"client {answer.client} is not of this population")
         self.nodes[answer.client] = node  # a client that comes back through another node is found there
+        self.progress[answer.client] = answer.progress
 
 
 @dataclass(slots=True)

@@ -225,7 +225,11 @@ class Attempts(Protocol[B]):
     """Who takes part in an attempt, and how their vectors come together: all that a transport has to supply."""
 
     def draw(self, attempt: Attempt) -> tuple[int, ...]:
-        """Return the sorted cohort: after a charged attempt a fresh one, after a void one it may be the same again."""
+        """Return the sorted cohort: after a charged attempt a fresh one, after a void one it may be the same again.
+
+        Raises ForgottenAttempt where clients have begun the attempt and the ledger does not know it, and LostRound
+        where they have gone beyond its round.
+        """
 
     def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> B:
         """Return the session of an attempt, bound to the plan and, where there is one, to a roster and its draw."""

@@ -68,13 +68,14 @@ class RoundRecord:
     metrics: dict[str, float]  # on the validation data; not finite if the model diverged
     charged: int  # attempts up to here that may have been opened
     survivors: int | None
-    attempt: int | None  # the one that succeeded, counted from 0
+    attempt: int | None  # the one that succeeded, counted from 0; None if there is none
     update_norm: float  # of the noisy mean
     clip: float | None  # the bound on an update's norm; None in the clear
     fraction_clipped: float | None  # private estimate of the fraction of updates beyond it; None for a fixed clip
     upload_bytes: int  # per client
     seconds: float | None
     exchanges: tuple[ExchangeRecord, ...] = ()
+    lost: str = ""  # why the sum is not known, and the model as before; empty if it is
 
     def __post_init__(self) -> None:
         if self.round < 1:

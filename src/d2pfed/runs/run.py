@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from d2pfed.accounting import Guarantee, account, round_up
-from d2pfed.errors import BudgetExceeded, ConfigError, PeerError
+from d2pfed.errors import BudgetExceeded, ConfigError, ForgottenAttempt, LostRound, PeerError
 from d2pfed.ledger import Ledger
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
@@ -161,6 +161,7 @@ class Run:
                     charged=trained.round if self.ledger is None else self.ledger.charged(self.name),
                     survivors=trained.survivors,
                     attempt=trained.attempt,
+                    lost=trained.lost,
                     update_norm=trained.update_norm,
                     clip=clip if clipping is None else clipping.clip,
                     fraction_clipped=None if clipping is None else 1 - clipping.within,
@@ -190,11 +191,17 @@ class Run:
             return source.mean(number, state.params)
         if plan is None or ledger is None:
             raise ValueError("a run without a ledger opens no sum")
-        first = ledger.next_attempt(self.name, number)
-        if first >= plan.attempts_per_round:
-            raise BudgetExceeded(f"round {number} was tried {first} times, as often as it may be")
-        attempt = Attempt(self.name, number, first)
-        return aggregate(plan, attempt, state.params, source, ledger, clip=state.clip)
+        while True:
+            first = ledger.next_attempt(self.name, number)
+            if first >= plan.attempts_per_round:
+                raise BudgetExceeded(f"round {number} was tried {first} times, as often as it may be")
+            attempt = Attempt(self.name, number, first)
+            try:
+                return aggregate(plan, attempt, state.params, source, ledger, clip=state.clip)
+            except ForgottenAttempt as known:  # its sum may have been opened: it stays charged
+                ledger.reserve(plan.release(self.name, number, known.attempt, known.cohort, plan.quorum))
+                if known.attempt + 1 == plan.attempts_per_round:
+                    raise LostRound(f"{known}, and it was the round's last one") from None
 
     def records(self) -> list[RoundRecord]:
         """Return the rounds so far, as far as they were measured."""
