@@ -53,11 +53,12 @@ def _joining(plan: Plan, roster: int) -> Traffic:
     """Return what joining a run takes: where clients hold no roster a greeting, then the announcement."""
     signed = plan.consistency is Consistency.SIGNED
     fixed = _VERSIONS_BYTES + 8 + 5 * 4 + len(_RUN)
-    accepted = _VERSIONS_BYTES + 8 + SIGNATURE_BYTES * signed
+    greeted = _VERSIONS_BYTES + 8 + 8 + 4  # who answers, and that it has begun nothing of this run yet
+    accepted = greeted + SIGNATURE_BYTES * signed
     announced = fixed + len(canonical.encode(plan)) + len(_LAYOUT.format(plan.dimension)) + roster
     if plan.committee is None or not signed:
         return Traffic(accepted, announced)
-    return Traffic(accepted + _VERSIONS_BYTES + 8, announced + fixed)
+    return Traffic(accepted + greeted, announced + fixed)
 
 
 def _deployed(plan: Plan, counted: Traffic, requests: int) -> Traffic:
