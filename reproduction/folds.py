@@ -1,4 +1,4 @@
-"""What folding costs the benchmarks: accuracy at a half, an eighth and a 32nd of the numbers, beside all of them."""
+"""What folding costs benchmarks: accuracy at a half, an eighth and a 32nd of the numbers, beside all of them."""
 
 import math
 from dataclasses import replace
@@ -33,12 +33,10 @@ CNN = Benchmark(
     local=local_training(lr=0.1, batch_size=10),
     step=server_optimizer(lr=1.0, momentum=0.7, averaging=0.5),
 )
-_PARTS = {"writers": (2, 8, 32), "cifar10-server": (2, 8, 32), "cnn": (50,)}
 _COLUMNS = (
     *("benchmark", "epsilon, server", "parameters", "numbers", "bits", "bytes of the vector"),
     *("accuracy", "lowest", "highest", "seeds"),
 )
-_MARKS = {"writers": (Hue.OURS, "o"), "cifar10-server": (Hue.D2PFED, "s"), "cnn": (Hue.CPSGD, "D")}
 
 
 def convolutional(classes: int, seed: int) -> Model:
@@ -52,24 +50,36 @@ def convolutional(classes: int, seed: int) -> Model:
         return Model(nn.Sequential(*front, nn.Linear(32 * 7 * 7, 128), nn.ReLU(), nn.Linear(128, classes)))
 
 
-def folded(system: System, length: int) -> System:
-    """Return the same system with vectors of so many numbers, and the bits that a mean of half the clip takes."""
+def folded(system: System, part: int) -> System:
+    """Return the same system with this part of the numbers, a power of two, and bits for a mean of half a clip."""
+    length = 1 << round(math.log2(system.workload.model.dimension / part))
     target = replace(system.target, compression=length, longest_mean=USUAL_LONGEST_MEAN)
     name, label = f"{system.name}-folded-{length}", f"{system.label}, folded to {length:,}"
     return replace(system, name=name, label=label, target=target, work=calibrate(target))
 
 
-def make(context: Context) -> Result:
-    """Return accuracy by how many numbers a client sends."""
-    systems = []
-    for benchmark in (WRITERS, WHOLE_CIFAR, CNN):
-        whole = system_of(benchmark, benchmark.load(context))
-        lengths = [1 << round(math.log2(whole.workload.model.dimension / part)) for part in _PARTS[benchmark.name]]
-        systems += [whole, *(folded(whole, length) for length in lengths)]
-    found = run_systems(systems, context)
+def make_writers(context: Context) -> Result:
+    """Return accuracy over the writers of MNIST by how many numbers a client sends."""
+    return by_numbers(WRITERS, (2, 8, 32), context)
+
+
+def make_cifar(context: Context) -> Result:
+    """Return the same on whole images of CIFAR-10."""
+    return by_numbers(WHOLE_CIFAR, (2, 8, 32), context)
+
+
+def make_cnn(context: Context) -> Result:
+    """Return the same of a convolutional network."""
+    return by_numbers(CNN, (50,), context)
+
+
+def by_numbers(benchmark: Benchmark, parts: tuple[int, ...], context: Context) -> Result:
+    """Run a benchmark whole and with these parts of its numbers."""
+    whole = system_of(benchmark, benchmark.load(context))
+    found = run_systems([whole, *(folded(whole, part) for part in parts)], context)
     return Result(
-        name="folds",
-        title="What folding costs the benchmarks",
+        name=f"folds-{benchmark.name}",
+        title=f"{benchmark.title}: accuracy by the numbers sent",
         table=Table(_COLUMNS, tuple(_row(each) for each in found)),
         words=_words(found),
         ran=records(found),
@@ -100,21 +110,16 @@ def _words(found: list[RunHistory]) -> tuple[str, ...]:
         f"{each.system.upload_bytes:,} bytes"
         for each in found
     ]
-    why = "`auto` folds neither writers nor CIFAR-10: the mean is long beside the noise at epsilon 8."
-    return (f"{'; '.join(told)}. {seeds_of(found)} {why}",)
+    return (f"{'; '.join(told)}. {seeds_of(found)}",)
 
 
 def _draw(figure: Figure, found: list[RunHistory]) -> None:
     axes = figure.subplots()
-    for name, (hue, mark) in _MARKS.items():
-        own = [each for each in found if each.system.workload.experiment.name == name]
-        if own:
-            sizes, ends = [each.system.upload_bytes for each in own], [each.test for each in own]
-            axes.plot(sizes, ends, f"{mark}-", color=hue, label=name)
-            low, high = zip(*(each.spread for each in own), strict=True)
-            axes.vlines(sizes, low, high, color=hue)
+    sizes, ends = [each.system.upload_bytes for each in found], [each.test for each in found]
+    axes.plot(sizes, ends, "o-", color=Hue.OURS)
+    low, high = zip(*(each.spread for each in found), strict=True)
+    axes.vlines(sizes, low, high, color=Hue.OURS)
     axes.set_xscale("log")
     axes.set_xlabel("bytes of a client's vector in a round", color=Ink.TEXT)
     axes.set_ylabel("test accuracy, %", color=Ink.TEXT)
-    axes.legend(frameon=False)
     style_axes(axes)
