@@ -129,7 +129,7 @@ def test_under_once_a_client_sends_one_vector(tmp_path, monkeypatch):
     server.invite(client, number=0, attempt=0, draw=0)
     server.invite(client, number=0, attempt=1, draw=0)  # nothing was sent: another attempt may ask
     config = config_of(server, client)
-    note = {"roster": session.roster_digest.hex(), "draw": 0}
+    note = {"session": "other", "roster": session.roster_digest.hex(), "draw": 0}
     assert ClientAccount(config.log, config.budget).charge(plan, "another run", 0, 0, note) == 0
     with pytest.raises(PeerError, match="draw 0 of this roster was used before"):
         server.invite(client, number=0, attempt=2, draw=0)

@@ -88,7 +88,7 @@ def test_the_campaign_notices_an_end_without_a_reason(monkeypatch):
 
 def test_the_campaign_notices_a_cheat_that_nobody_is_blamed_for(monkeypatch):
     monkeypatch.setattr(Opener, "_void", lambda _self, text: TooFewClients(text))
-    with pytest.raises(AssertionError, match="blamed for"):
+    with pytest.raises(AssertionError, match="named for"):
         lattice(200)
 
 
