@@ -135,7 +135,7 @@ def test_audits_take_a_run_of_fit(run, monkeypatch):
     again = "--task mine:clients --model mine:net"
     status, out, err = run(f"audit training runs/audited {again} --canaries 10 --json")
     assert status == 0, err
-    assert json.loads(out)["canaries"] == 5
+    assert json.loads(out)["canaries"] == 10
     status, out, err = run(f"audit membership runs/bare {again} --json")
     assert status == 0, err
     assert 0 <= json.loads(out)["area"] <= 1
