@@ -53,7 +53,7 @@ def make_directory(path: Path) -> None:
 
 
 def read_given(file: Path) -> bytes:
-    """Return the content of a file that a user names, whoever owns it; a device, which may never end, is refused."""
+    """Return the content of a file that a user names and anyone may own; refuse a device, which may never end."""
     if file.is_char_device() or file.is_block_device():
         raise ConfigError(f"{file} must be a file, got a device")
     return file.read_bytes()

@@ -62,7 +62,7 @@ def _joining(plan: Plan, roster: int) -> Traffic:
 
 
 def _deployed(plan: Plan, counted: Traffic, requests: int) -> Traffic:
-    """Return the traffic with the task, and with the head of each of so many requests."""
+    """Return the traffic with the task and the heads of this number of requests."""
     task = 4 + len(_LAYOUT.format(plan.dimension)) + len(_SETTINGS)
     is_blob = plan.committee is not None or model_size(plan.dimension, plan.download_bits) >= _SMALLEST_BLOB
     received = counted.received + task + requests * _ENVELOPE_BYTES + _BLOB_BYTES * is_blob
