@@ -5,12 +5,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from benchmarks.explicit import local_training, privacy_target
-from d2pfed.api import Job, Settings
 from d2pfed.learning import build_model, load_task, use_one_thread
 from d2pfed.plan import calibrate
 from d2pfed.simulation import Dropouts, Fidelity, warm_up
 from d2pfed.simulation.process_backend import ProcessBackend
 from d2pfed.training import SecondMoment, ServerOptimizer
+from reproduction.job import Settings, task_job
 
 if TYPE_CHECKING:
     from d2pfed.runs import RoundRecord
@@ -41,7 +41,7 @@ def measure_growth(early: int = EARLY, late: int = LATE) -> tuple[float, float]:
         seed=None,
         stop_is_blind=True,
     )
-    job = Job.with_plan(settings, task, model, plan := calibrate(target))
+    job = task_job(settings, task, model, plan := calibrate(target))
     warm_up(plan, job.trainer(), model.initial())
     backend, seen = ProcessBackend(job.trainer(), 2), dict[int, float]()
     processes = ("self", *map(str, backend.processes()))

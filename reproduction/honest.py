@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from d2pfed.accounting import RELEASED, SERVER
-from d2pfed.api import Job, Settings
 from d2pfed.errors import ConfigError
 from d2pfed.learning import LocalTraining, Model, Optimizer, Task, build_model, load_task
 from d2pfed.numerics import canonical
@@ -22,6 +21,7 @@ from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
 from reproduction.explicit import local_training, privacy_target, server_optimizer
 from reproduction.honest_drawing import Picture
+from reproduction.job import Settings, task_job
 from reproduction.patches import PatchFeatures, linear_model, over_features, width_of
 from reproduction.result import Cell, Context, Result, Size, Table
 
@@ -117,7 +117,7 @@ class Trial:
         """Run it, or what is left of it; a finished run is read."""
         path = folder / f"honest-{digest(canonical.encode(self.what)).hex()[:8]}"
         if not (path / "summary.json").exists():  # it is written last
-            job = Job.with_plan(self.what, *self.parts(), self.setting.plan)
+            job = task_job(self.what, *self.parts(), self.setting.plan)
             job.execute(path, None, self._listener(tell))
         return read_report(path)
 

@@ -19,7 +19,6 @@ from d2pfed.accounting import (
     Unit,
     upper_bound,
 )
-from d2pfed.api import Job, Settings
 from d2pfed.errors import ConfigError, D2PFedError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
@@ -32,6 +31,7 @@ from d2pfed.runs.report import read_report
 from d2pfed.simulation import ClearFederation, Dropouts, Fidelity, SerialBackend
 from reproduction.as_coded import CodeRun, Cohort, Trained, run_code
 from reproduction.history import Repeat, RunHistory
+from reproduction.job import Settings, task_job
 from reproduction.result import Context
 from reproduction.systems import System
 from reproduction.trusted import gaussian_mean
@@ -95,7 +95,7 @@ def _trained(system: System, settings: Settings, path: Path, tell: Tell) -> Repe
     if not _is_finished(path):
         plan = system.work if isinstance(system.work, Plan) else None
         model = system.workload.initial((settings.seed or 0) - FIRST_SEED)
-        job = Job.with_plan(settings, system.workload.task, model, plan)
+        job = task_job(settings, system.workload.task, model, plan)
         listener = _Telling(tell)
         if isinstance(system.work, ContinuousGaussian):
             with job.open(path, None) as run:

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from d2pfed.api import Job, Settings
+from d2pfed.api import Job
 from d2pfed.cli.train import EXHAUSTED
 from d2pfed.learning import LocalTraining, build_model, load_task
 from d2pfed.ledger import verify
@@ -25,6 +25,7 @@ from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.runs import RoundRecord
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
+from reproduction.job import Settings, task_job
 
 LARGEST_GROWTH = 0.05
 
@@ -84,7 +85,7 @@ def job_of(rounds: int) -> Job:
         fidelity=Fidelity.SUM,
         seed=None,
     )
-    return Job.with_plan(settings, task, model, calibrate(settings.target))
+    return task_job(settings, task, model, calibrate(settings.target))
 
 
 def run(rounds: int, directory: Path) -> Watch:

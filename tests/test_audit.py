@@ -12,7 +12,6 @@ from scipy.stats import binom, norm
 from typer.testing import CliRunner
 
 from d2pfed.accounting import Adjacency, Sampling
-from d2pfed.api import Job, Settings
 from d2pfed.api.audit import Worlds, audit_mechanism, audit_training, audited_plan, write_plot
 from d2pfed.api.audit.bounds import (
     counted_epsilon,
@@ -35,6 +34,7 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.simulation import Dropouts, Fidelity, SerialBackend
 from d2pfed.training import ServerOptimizer
+from reproduction.job import Settings, task_job
 from support.adjacencies import OF_CLIENTS
 
 
@@ -258,7 +258,7 @@ def job_of(task, fidelity=Fidelity.SUM, **wanted):
         fidelity=fidelity,
         seed=None,
     )
-    return Job.with_plan(settings, task, build_model("logistic", task, seed=0), calibrate(settings.target))
+    return task_job(settings, task, build_model("logistic", task, seed=0), calibrate(settings.target))
 
 
 def job(epsilon, mechanism="centered"):

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from d2pfed.accounting import SERVER, Adjacency, CohortSampling, Release, Sampling, Unit, account
 from d2pfed.accounting.laws import DiscreteGaussianSum
-from d2pfed.api import Job, Settings
+from d2pfed.api import Job
 from d2pfed.cli import app
 from d2pfed.errors import ConfigError, DamagedFile, PeerError, TooFewClients
 from d2pfed.learning import LocalTraining, build_model, load_task
@@ -34,6 +34,7 @@ from d2pfed.secagg.wire import HEADER_BYTES, MessageKind, frame, kind_of
 from d2pfed.simulation import Dropouts, Fidelity, SimulatedFederation
 from d2pfed.simulation.backend import simulated_participant
 from d2pfed.training import Cohorts, ServerOptimizer, train
+from reproduction.job import Settings, task_job
 from support import oracle
 from support.simulations import NO_MODEL, Attempting, Given
 
@@ -656,7 +657,7 @@ def job(parts, clip="auto(0.4)") -> Job:
         fidelity=Fidelity.SUM,
         seed=7,
     )
-    return Job.with_plan(settings, *parts, calibrate(wanted))
+    return task_job(settings, *parts, calibrate(wanted))
 
 
 def clips(path):

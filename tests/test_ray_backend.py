@@ -19,7 +19,6 @@ from ray import cloudpickle
 from ray.cluster_utils import Cluster
 from safetensors.numpy import load_file
 
-from d2pfed.api import Job, Settings
 from d2pfed.errors import ConfigError
 from d2pfed.learning import LocalTraining, build_model, load_task
 from d2pfed.ledger import RowKind, read_rows
@@ -32,6 +31,7 @@ from d2pfed.simulation import Dropouts, Fidelity, SerialBackend, SimulatedFedera
 from d2pfed.simulation.backend import pieces
 from d2pfed.simulation.ray_backend import RayBackend
 from d2pfed.training import ServerOptimizer
+from reproduction.job import Settings, task_job
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
@@ -205,7 +205,7 @@ def test_a_run_goes_on_with_another_backend_and_the_same_ledger(cluster, tmp_pat
         fidelity=Fidelity.SUM,
         seed=7,
     )
-    job = Job.with_plan(settings, task, model, calibrate(settings.target))
+    job = task_job(settings, task, model, calibrate(settings.target))
     paths = tmp_path / "mixed" / "run", tmp_path / "alone" / "run"
     first = job.execute(paths[0], None, lambda progress: progress.round < 2, RayBackend(job.trainer(), 1, None))
     assert (first.rounds, first.stopped) == (2, "interrupted")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from d2pfed.accounting import Sampling
-from d2pfed.api import Job, Settings
+from d2pfed.api import Job
 from d2pfed.cli import main
 from d2pfed.errors import D2PFedError
 from d2pfed.learning import LocalTraining, Optimizer, build_model, load_task
@@ -20,6 +20,7 @@ from d2pfed.runs.json_files import from_json, to_json
 from d2pfed.runs.report import read_report, write_report
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
+from reproduction.job import Settings, task_job
 from support.reports import Page, outside
 
 FILES = ("plan.json", "settings.json", "metrics.jsonl", "summary.json")
@@ -48,7 +49,7 @@ def job(kind: MechanismName, scheme: Sampling, rounds: int, cohort: int = 10) ->
         fidelity=Fidelity.SUM,
         seed=5,
     )
-    return Job.with_plan(settings, task, model, calibrate(settings.target))
+    return task_job(settings, task, model, calibrate(settings.target))
 
 
 @pytest.fixture(scope="module")

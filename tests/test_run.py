@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from d2pfed.accounting import SERVER, Sampling
-from d2pfed.api import Job, Settings
+from d2pfed.api import Job
 from d2pfed.errors import ConfigError, D2PFedError, DamagedFile, LedgerError
 from d2pfed.learning import LocalTraining, build_model, load_task
 from d2pfed.ledger import Ledger, read_rows, verify
@@ -26,6 +26,7 @@ from d2pfed.runs import ArrayShape, Checkpoint, End, RoundRecord, RunDirectory, 
 from d2pfed.runs.json_files import from_json, to_json
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
+from reproduction.job import Settings, task_job
 from support.reports import Page
 
 
@@ -55,7 +56,7 @@ def settings(model, **changes) -> Settings:
 
 def job(parts, **changes) -> Job:
     wanted = settings(parts[1], **changes)
-    return Job.with_plan(wanted, *parts, calibrate(wanted.target))
+    return task_job(wanted, *parts, calibrate(wanted.target))
 
 
 def spared(model, spare: int) -> PrivacyTarget:

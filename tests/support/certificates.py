@@ -12,7 +12,7 @@ import torch
 
 import d2pfed
 from d2pfed.accounting import RELEASED, SERVER, Sampling
-from d2pfed.api import Job, Settings
+from d2pfed.api import Job
 from d2pfed.api.certify import certify
 from d2pfed.certificate_verifier import canonical
 from d2pfed.learning import LocalTraining, Optimizer, build_model, load_task
@@ -23,6 +23,7 @@ from d2pfed.round import Attempt, local_sum, run_plan
 from d2pfed.secagg.crypto import sign, signing_public
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
+from reproduction.job import Settings, task_job
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
 PUBLIC = signing_public(SECRET).hex()
@@ -76,7 +77,7 @@ def job(seed: int | None = None, **changes: object) -> Job:
         fidelity=Fidelity.SUM,
         seed=seed,
     )
-    return Job.with_plan(settings, task, model, calibrate(settings.target))
+    return task_job(settings, task, model, calibrate(settings.target))
 
 
 def train_silos(path: Path, **changes: object) -> Path:

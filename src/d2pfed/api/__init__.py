@@ -7,11 +7,11 @@ from d2pfed.errors import needs_extra
 
 if TYPE_CHECKING:
     from d2pfed.api.fitting import fit
-    from d2pfed.api.job import Job, Settings
+    from d2pfed.api.job import Job
     from d2pfed.api.result import FitResult
     from d2pfed.api.settings import EarlyStop, RunOptions, Training
 
-__all__ = ["fit", "FitResult", "EarlyStop", "Training", "RunOptions", "Job", "Settings"]
+__all__ = ["fit", "FitResult", "EarlyStop", "Training", "RunOptions", "Job"]
 
 _MODULES = {
     "fit": "fitting",
@@ -20,7 +20,6 @@ _MODULES = {
     "Training": "settings",
     "RunOptions": "settings",
     "Job": "job",
-    "Settings": "job",
 }
 
 

@@ -38,17 +38,6 @@ class Scope:
     rounds: int
     notes: tuple[str, ...]  # on what was chosen, one line each
 
-    def described(self, dimension: int) -> PrivacyTarget:
-        """Return the target; of a run in the clear one that says how it goes over its clients, and nothing else."""
-        return self.target or PrivacyTarget(
-            dimension=dimension,
-            population=self.sampling.population,
-            cohort_size=self.sampling.cohort_size,
-            rounds=self.rounds,
-            sampling=self.sampling.method,
-            spare=0,
-        )
-
 
 def scope_of(
     privacy: PrivacyTarget | Mapping[str, object] | None,

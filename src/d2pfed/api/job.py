@@ -25,7 +25,6 @@ from d2pfed.learning import (
     Precision,
     RecordTrainer,
     Schedule,
-    Task,
     UserClients,
     fixed_content,
 )
@@ -53,39 +52,8 @@ _KEPT = "Personal layers stay with their clients: the metrics are those of the m
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Everything that decides a run over a named task; the same settings resume it, others are refused."""
-
-    task: str
-    data: str  # what the task says of its data
-    model: str
-    target: PrivacyTarget
-    local: LocalTraining
-    server: ServerOptimizer
-    dropouts: Dropouts
-    fidelity: Fidelity
-    seed: int | None  # None: the system's entropy; a number repeats the run and protects nobody
-    stop_is_blind: bool = False  # whether the run, if it stops early, does so for nothing that it has shown
-    early_stop: EarlyStop | None = field(default=None, metadata=_LATER)
-    max_weight: float | None = field(default=None, metadata=_LATER)
-
-
-@dataclass(frozen=True, slots=True)
-class _Simulated:
-    """What decides a run over a named task beside what every run has."""
-
-    task: str
-    model: str
-    local: LocalTraining
-    dropouts: Dropouts
-    fidelity: Fidelity
-    early_stop: EarlyStop | None = field(default=None, metadata=_LATER)
-    max_weight: float | None = field(default=None, metadata=_LATER)  # None: all weigh alike
-
-
-@dataclass(frozen=True, slots=True)
 class Details:
-    """What decides a run over a user's clients beside what every run has; module and data have a fingerprint."""
+    """What decides a simulated run beside what every run has; module and data have a fingerprint."""
 
     local: LocalTraining
     cohort_size: int
@@ -97,13 +65,15 @@ class Details:
     personal: tuple[str, ...] | None = field(default=None, metadata=_LATER)  # parameters that clients keep
     dropouts: Dropouts | None = field(default=None, metadata=_LATER)  # None: nobody is lost
     fidelity: Fidelity | None = field(default=None, metadata=_LATER)  # None: sums
+    task: str | None = field(default=None, metadata=_LATER)  # its name, and the model's, if they have one
+    model: str | None = field(default=None, metadata=_LATER)
 
 
 _TYPES = TYPES | {
     kind.__name__: kind
     for kind in (
         *(RunSettings, PrivacyTarget, MechanismName, ProtocolChoice, RotationName, ServerOptimizer, SecondMoment),
-        *(ArrayShape, _Simulated, Details, LocalTraining, Optimizer, Schedule, Precision, Dropouts, Fidelity),
+        *(ArrayShape, Details, LocalTraining, Optimizer, Schedule, Precision, Dropouts, Fidelity),
         *(EarlyStop, Mode),
     )
 }
@@ -128,35 +98,6 @@ class Job:
     name: str = "run"  # of its directory, by default
     fingerprint: Mapping[str, str] = field(default_factory=dict, repr=False)  # of module, functions and data
 
-    @staticmethod
-    def of(settings: Settings, task: Task, model: Model) -> "Job":
-        """Plan a run over a named task."""
-        return Job.with_plan(settings, task, model, calibrate(settings.target, settings.max_weight))
-
-    @staticmethod
-    def with_plan(settings: Settings, task: Task, model: Model, plan: Plan | None) -> "Job":
-        """Return a run over a named task by this plan; None: in the clear, by the target's rounds and cohorts."""
-        return Job(
-            name=f"{settings.task.replace(':', '-')}-{digest(canonical.encode(settings)).hex()[:8]}",
-            settings=RunSettings(
-                title=f"{settings.task}, {settings.model}",
-                data=settings.data,
-                target=None if plan is None else settings.target,
-                rounds=settings.target.rounds,
-                optimizer=settings.server,
-                arrays=array_shapes(model),
-                seed=settings.seed,
-                stop_is_blind=settings.stop_is_blind,
-                details=_Simulated(**{each.name: getattr(settings, each.name) for each in fields(_Simulated)}),
-            ),
-            plan=plan,
-            sampling=settings.target.cohort_sampling,
-            model=model,
-            clients=task.clients,
-            evaluator=ModelEvaluator(model, task.validation, task.test, None),
-            validation=task.validation,
-        )
-
     def trainer(self) -> LocalTrainer:
         """Return the local training of its clients, for a backend."""
         return LocalTrainer(self.model, self.clients, self.local)
@@ -167,9 +108,9 @@ class Job:
         return self.own_local or self.details.local
 
     @property
-    def details(self) -> "_Simulated | Details":
+    def details(self) -> Details:
         """What decides the run beside what every run has."""
-        if not isinstance(self.settings.details, _Simulated | Details):
+        if not isinstance(self.settings.details, Details):
             raise TypeError("the settings are of no simulated run")
         return self.settings.details
 
@@ -302,58 +243,40 @@ def plan_job(
             "personal layers would tell in which rounds a client was, and drawn cohorts count on nobody learning that: "
             "choose sampling once or none"
         )
-    if work.names is not None and work.task is not None:
-        settings = Settings(
-            task=work.names[0],
-            data=work.data,
-            model=work.names[1],
-            target=scope.described(model.dimension),
+    kept = () if work.whole is None else tuple(each for each in work.whole.names if each not in model.names)
+    task_name, model_name = work.names or (None, None)
+    settings = RunSettings(
+        title=work.title,
+        data=work.data,
+        target=scope.target,
+        rounds=scope.rounds,
+        optimizer=server,
+        arrays=array_shapes(model),
+        seed=seed,
+        stop_is_blind=options.stop_is_blind,
+        details=Details(
             local=local.described(),
-            server=server,
-            dropouts=options.dropouts,
-            fidelity=options.fidelity,
-            seed=seed,
-            stop_is_blind=options.stop_is_blind,
+            cohort_size=scope.sampling.cohort_size,
+            loss=work.loss,
+            fixed=fixed_digest(model),
             early_stop=early_stop,
             max_weight=training.max_weight,
-        )
-        job = Job.with_plan(settings, work.task, model, plan)
-    else:
-        kept = () if work.whole is None else tuple(each for each in work.whole.names if each not in model.names)
-        user_settings = RunSettings(
-            title=work.title,
-            data=work.data,
-            target=scope.target,
-            rounds=scope.rounds,
-            optimizer=server,
-            arrays=array_shapes(model),
-            seed=seed,
-            stop_is_blind=options.stop_is_blind,
-            details=Details(
-                local=local.described(),
-                cohort_size=scope.sampling.cohort_size,
-                loss=work.loss,
-                fixed=fixed_digest(model),
-                early_stop=early_stop,
-                max_weight=training.max_weight,
-                unit=None if training.groups is None else "owner",
-                personal=kept or None,
-                dropouts=None if options.dropouts == Dropouts() else options.dropouts,
-                fidelity=None if options.fidelity is Fidelity.SUM else options.fidelity,
-            ),
-        )
-        made = digest(canonical.encode(user_settings), model.initial().tobytes()).hex()[:8]
-        job = Job(
-            settings=user_settings,
-            name=f"{work.title.lower()}-{made}",
-            plan=plan,
-            sampling=scope.sampling,
-            model=model,
-            clients=clients,
-            evaluator=work.evaluator,
-        )
-    return replace(
-        job,
+            unit=None if training.groups is None else "owner",
+            personal=kept or None,
+            dropouts=None if options.dropouts == Dropouts() else options.dropouts,
+            fidelity=None if options.fidelity is Fidelity.SUM else options.fidelity,
+            task=task_name,
+            model=model_name,
+        ),
+    )
+    stem = work.title.lower() if task_name is None else task_name.replace(":", "-")
+    return Job(
+        name=f"{stem}-{digest(canonical.encode(settings), model.initial().tobytes()).hex()[:8]}",
+        settings=settings,
+        plan=plan,
+        sampling=scope.sampling,
+        model=model,
+        clients=clients,
         evaluator=work.evaluator,
         groups=training.groups,
         weights=weights,
@@ -389,7 +312,7 @@ def fixed_digest(model: Model) -> str:
     return digest("d2pfed fixed parameters", *parts).hex()
 
 
-def read_settings(run: Path) -> RunSettings:
+def read_settings(run: Path) -> tuple[RunSettings, Details]:
     """Return the settings of a private run of `fit` or `train` that can be made again from its directory."""
     file = run / "settings.json"
     text = read_text(file)
@@ -397,14 +320,13 @@ def read_settings(run: Path) -> RunSettings:
         found = canonical.decode(text, _TYPES)
     except ConfigError as error:
         raise ConfigError(f"{file} is not of a run of `fit` or `d2pfed train`, or damaged: {error}") from error
-    settings = found if isinstance(found, RunSettings) else None
-    details = None if settings is None else settings.details
-    if settings is None or not isinstance(details, _Simulated | Details) or settings.target is None:
+    details = found.details if isinstance(found, RunSettings) else None
+    if not isinstance(found, RunSettings) or not isinstance(details, Details) or found.target is None:
         raise ConfigError(
             f"{run} is not a private run of `fit` or `d2pfed train`, whose clients can be made again"
         )
     local = details.local
-    if any(getattr(details, name, None) is not None for name in ("max_weight", "unit", "personal")):
+    if any(getattr(details, name) is not None for name in ("max_weight", "unit", "personal")):
         raise ConfigError(
             f"the run in {run} has weights, owners of rows or personal layers, which its directory does not have"
         )
@@ -412,4 +334,4 @@ def read_settings(run: Path) -> RunSettings:
         raise ConfigError(
             f"the run in {run} has an optimizer or schedule of its own, which its directory does not have"
         )
-    return settings
+    return found, details

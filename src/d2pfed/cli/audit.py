@@ -46,7 +46,7 @@ with needs_extra("train", *TRAIN_PACKAGES):
 
 if TYPE_CHECKING:
     from d2pfed.api.audit.mechanism import MechanismAudit
-    from d2pfed.runs import RoundRecord, RunSettings
+    from d2pfed.runs import ArrayShape, RoundRecord
     from d2pfed.runs.records import TrainingAudit
 
 REFUTED = 4  # the exit status of an audit whose lower bound is above the claim
@@ -215,8 +215,8 @@ def _job(run: Path, given: tuple[str | None, str | None], partition: str | None,
 
     Its task and model are made again by name, or by a user's functions; data of another description are refused.
     """
-    settings, plan = read_settings(run), decode_plan(read_text(run / "plan.json"))
-    stated = [getattr(settings.details, name, "") for name in ("task", "model")]  # none of a user's own
+    (settings, details), plan = read_settings(run), decode_plan(read_text(run / "plan.json"))
+    stated = details.task or "", details.model or ""  # none of a user's own
     task = require_trusted(stated[0], given[0], "--task")
     chosen: object  # of a run of `fit`: whatever it can be given
     if not stated[0] and ":" in task:
@@ -228,7 +228,7 @@ def _job(run: Path, given: tuple[str | None, str | None], partition: str | None,
         made: object = model_named(network, chosen, settings.seed or 0)
     else:
         made = made_by(network, object)
-    model = _same_model(made, settings)
+    model = _same_model(made, settings.arrays, details)
     clients: Clients
     if isinstance(chosen, Task):
         data_stated, clients, validation = chosen.description, chosen.clients, chosen.validation
@@ -252,19 +252,16 @@ def _job(run: Path, given: tuple[str | None, str | None], partition: str | None,
     )
 
 
-def _same_model(made: object, settings: "RunSettings") -> Model:
+def _same_model(made: object, arrays: "tuple[ArrayShape, ...]", details: Details) -> Model:
     """Return the model that a run has trained, from a model or a user's module that was made again."""
-    details = settings.details
-    if not isinstance(details, Details):
-        if not isinstance(made, Model):
-            raise ConfigError(f"a model must be a Model of d2pfed.learning, got a {type(made).__name__}")
-        is_whole = array_shapes(made) == settings.arrays
-        return made if is_whole else replace(made, trainable=tuple(array.name for array in settings.arrays))
-    if not isinstance(made, Model):
+    names = tuple(array.name for array in arrays)
+    if isinstance(made, Model):
+        made = made if made.names == names else replace(made, trainable=names)
+    else:
         if details.loss != "cross_entropy":
             raise ConfigError(f"the run's loss is {details.loss}: return a Model of d2pfed.learning that has it")
-        made = user_model(made, trainable=[array.name for array in settings.arrays])
-    if array_shapes(made) != settings.arrays or fixed_digest(made) != details.fixed:
+        made = user_model(made, trainable=names)
+    if array_shapes(made) != arrays or fixed_digest(made) != details.fixed:
         raise ConfigError(
             "the model is not the one that the run has trained: its arrays or fixed parameters differ"
         )
