@@ -153,6 +153,7 @@ def test_a_pair_names_its_profiles():
     grid, guard = np.array([0.2]), 1 + profiles.relative_guard(0.8)
     for kind, forward, backward in (
         (PairKind.FIXED_SIZE, profiles.fixed_size_delta, None),
+        (PairKind.FIXED_SIZE_ZERO_OUT, profiles.fixed_size_zero_out_delta, profiles.fixed_size_delta),
         (PairKind.POISSON_ZERO_OUT, profiles.fixed_size_delta, profiles.poisson_add_delta),
         (PairKind.POISSON_REPLACE_ONE, profiles.poisson_replace_delta, None),
     ):
@@ -267,7 +268,7 @@ def test_discrete_losses_are_above_both_profiles_and_meet_them_on_the_grid(kind)
                 if math.isclose(epsilon / 0.05, round(epsilon / 0.05)):
                     assert profile_of(order, -epsilon) == pytest.approx(mirror, rel=1e-6)
     assert forward.infinite > 0
-    assert (forward is backward) is (kind is not PairKind.POISSON_ZERO_OUT)
+    assert (forward is backward) is (kind in (PairKind.FIXED_SIZE, PairKind.POISSON_REPLACE_ONE))
 
 
 @pytest.mark.parametrize("step", [0.5, 0.2, 1e-2, 1e-4])
@@ -552,10 +553,12 @@ def test_runs_that_are_not_drawn_cost_their_cap_and_partitions_one_block():
             assert released(run, adjacency=adjacency) == (near(exact), "gaussian")
 
 
-def test_drawn_runs_cost_the_profile_of_two_radii_whatever_the_adjacency():
+def test_drawn_runs_cost_the_profile_of_their_adjacency():
     run = RunReleases(FIXED, ((GAUSS, 1),), 1)
-    pair = SampledGaussian(PairKind.FIXED_SIZE, 1.0, 0.05)
-    for adjacency in (Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE):
+    for adjacency, pair in (
+        (Adjacency.ZERO_OUT, SampledGaussian(PairKind.FIXED_SIZE_ZERO_OUT, 0.5, 0.05)),
+        (Adjacency.REPLACE_ONE, SampledGaussian(PairKind.FIXED_SIZE, 1.0, 0.05)),
+    ):
         found, name = released(run, adjacency=adjacency)
         assert name == "pld"
         assert pair.forward(np.array([found]))[0] == pytest.approx(1e-5, rel=0.02)

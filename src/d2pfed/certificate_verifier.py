@@ -501,10 +501,13 @@ def _product(composed: Sequence[Any], more: Sequence[Any]) -> list[Any]:
 def _losses(part: Part, sigma: float, step: float, delta: float) -> list[Any]:
     """Return the privacy losses of one release, from above, on a grid, in each order; one if both are the same."""
     event, mu, rate, top = part.event, float(part.event.radius) / sigma, float(part.event.rate), step
+    behind = None  # the profile of the reversed order, where it is another: nowhere above the first
     if not part.is_hidden:
         profile = partial(gaussian_delta, mu=part.shift / sigma)
     elif event.unit == "client":  # who is not drawn is replaced by another: two radii
         profile = partial(gaussian_delta, mu=2 * mu, rate=rate)
+        if event.adjacency == "zero-out":
+            profile, behind = partial(replaced_delta, mu=mu, rate=rate), partial(gaussian_delta, mu=mu, rate=rate)
     elif event.adjacency == "replace-one":
         profile = partial(opposite_delta, mu=mu, rate=rate)
     else:
@@ -517,12 +520,22 @@ def _losses(part: Part, sigma: float, step: float, delta: float) -> list[Any]:
     grid, ratio = points * step, np.exp(points * step)
     own = profile(grid if profile.func is coins_delta else np.abs(grid))
     orders = [own, 1 - ratio + ratio * own[::-1]]  # the world with the unit keeps its place: each by itself
-    if profile.func is not coins_delta:  # both orders are the same (theory 1, H2)
-        orders = [np.where(points >= 0, own, 1 - ratio + ratio * own)]
+    if profile.func is not coins_delta:  # below 0 by the reversed order (theory 1, H2)
+        other = own if behind is None else behind(np.abs(grid))
+        orders = [np.where(points >= 0, one, 1 - ratio + ratio * two) for one, two in ((own, other), (other, own))]
+        orders = orders[: 1 if behind is None else 2]
     deltas = [np.minimum.accumulate(np.clip(order, 0.0, 1.0)) for order in orders]
     if not np.isfinite(deltas).all():
         raise Unchecked("wide", "beyond all numbers")
     return [pld.pld_pmf.create_pmf_pessimistic_connect_dots(step, points, order) for order in deltas]
+
+
+def replaced_delta(epsilon: Floats, mu: float, rate: float) -> Floats:
+    """Return the profile of a client's vector against zero in a cohort where another stands otherwise (theory 9)."""
+    c, a = np.expm1(epsilon) * (1 - rate) / rate, np.exp(epsilon + mu * mu / 2)
+    passed = np.log((a + np.sqrt(a * a + 4 * c)) / 2) / mu  # here the loss is epsilon
+    gain = ndtr(mu - passed) - c * ndtr(-mu - passed) - np.exp(epsilon + log_ndtr(-passed))
+    return np.asarray(np.maximum(rate * gain, 0.0))
 
 
 def opposite_delta(epsilon: Floats, mu: float, rate: float) -> Floats:

@@ -98,8 +98,8 @@ def coin_law(values, rate, noise_of):
     return total
 
 
-def neighbours(population, law_of, alternatives):
-    """All ordered pairs of laws for data sets over {-1, 0, 1} that differ in the first client."""
+def neighbours(population, law_of, alternatives, *, in_order=False):
+    """All pairs of laws for data sets over {-1, 0, 1} that differ in the first client, in both orders or in one."""
     laws = {}
     for values in product((-1, 0, 1), repeat=population):
         key = tuple(sorted(values))
@@ -111,7 +111,8 @@ def neighbours(population, law_of, alternatives):
             a, b = tuple(sorted(values)), tuple(sorted((first, *values[1:])))
             if a != b:
                 pairs[a, b] = (laws[a], laws[b])
-                pairs[b, a] = (laws[b], laws[a])
+                if not in_order:
+                    pairs[b, a] = (laws[b], laws[a])
     return [np.array(side) for side in zip(*pairs.values(), strict=True)]
 
 

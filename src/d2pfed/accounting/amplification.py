@@ -69,7 +69,8 @@ def sampled_runs_epsilon(
     """Return epsilon against an observer of all released sums, and the name of the accountant used.
 
     Guarantee: cohorts drawn afresh and independently for each release, as it states, or a partition whose blocks are
-    used once. Proof: theory.md#fixed-size, theory.md#caps, theory.md#attempts. Checked: test_accounting_oracle.py.
+    used once. Proof: theory.md#fixed-size, theory.md#fixed-size-zero-out, theory.md#caps,
+    theory.md#attempts. Checked: test_accounting_oracle.py.
     """
     kappa = math.fsum(cap_excess(run.sampling, run.count, run.max_participations) for run in runs)
     if kappa >= delta:
@@ -117,12 +118,19 @@ def sampled_pairs(runs: Sequence[RunReleases], adjacency: Adjacency, releases: i
     for cost, rate, count, noise in _exposures(runs, adjacency, partial(gaussian_cost, releases=releases)):
         squared, slack = cost.values
         if math.isfinite(slack):
-            pairs[SampledGaussian(PairKind.FIXED_SIZE, math.sqrt(squared), rate, slack)] += count
+            pairs[_cohort_pair(math.sqrt(squared), rate, adjacency, slack)] += count
         elif noise is not None and rdp_width(noise, Adjacency.REPLACE_ONE.radii) < WIDEST:
             pairs[SampledRdp(noise, Adjacency.REPLACE_ONE.radii, rate)] += count
         else:
             return Counter()
     return pairs
+
+
+def _cohort_pair(ratio: float, rate: float, adjacency: Adjacency, slack: float = 0.0) -> SampledGaussian:
+    """Return the pair of a release behind a cohort; `ratio` is that of two radii, unless the rate is 1."""
+    if rate < 1 and adjacency is Adjacency.ZERO_OUT:
+        return SampledGaussian(PairKind.FIXED_SIZE_ZERO_OUT, ratio / 2, rate, slack)
+    return SampledGaussian(PairKind.FIXED_SIZE, ratio, rate, slack)
 
 
 def _exposures(
@@ -132,7 +140,7 @@ def _exposures(
     cost_of = cache(noise_cost)
     for run in runs:
         if is_amplified(run.sampling):
-            # A client that is not drawn is replaced by another one: zero-out gains nothing.
+            # A client that is not drawn is replaced by another one: two radii by Renyi curves, whatever the adjacency.
             rate = run.sampling.cohort_size / run.sampling.population
             for noise, count in run.noises:
                 yield cost_of(noise, Adjacency.REPLACE_ONE.radii), rate, count, noise
@@ -204,7 +212,7 @@ def epsilon_of(
 
     Args:
         noise_multiplier: sigma over the sensitivity of the stated adjacency: two radii for replace-one, one for
-            zero-out. Behind a fixed-size cohort the distance is two radii whatever the adjacency.
+            zero-out. Behind a fixed-size cohort Renyi curves count two radii whatever the adjacency.
         sampling: how the cohort of each round is sampled.
         rounds: the number of releases.
         adjacency: the neighboring relation.
@@ -212,7 +220,7 @@ def epsilon_of(
         accountant: how epsilon is computed.
         points: how finely privacy losses are resolved, for `PLD`.
 
-    Guarantee: errs upwards. Proof: theory.md#fixed-size, theory.md#renyi-sampling.
+    Guarantee: errs upwards. Proof: theory.md#fixed-size, theory.md#fixed-size-zero-out, theory.md#renyi-sampling.
     Checked: test_accounting_golden.py, test_accounting_peers.py.
     """
     check_delta(delta)
@@ -231,6 +239,7 @@ def epsilon_of(
             return gaussian_epsilon(
                 delta, math.sqrt(composed([(AdditiveCost((pair.ratio**2,)), count)]).values[0])
             )
+        pair = _cohort_pair(pair.ratio, pair.rate, adjacency)
         return composed(loss_distributions([(pair, count)], delta, points)).epsilon(delta)
 
     orders = rdp.real_orders if accountant is Accountant.RDP and pair.rate == 1 else rdp.dense_orders

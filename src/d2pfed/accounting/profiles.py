@@ -99,6 +99,7 @@ class PairKind(StrEnum):
     """Which pair of distributions dominates one sampled release."""
 
     FIXED_SIZE = "fixed-size"  # a fixed-size cohort; with rate 1 the plain Gaussian
+    FIXED_SIZE_ZERO_OUT = "fixed-size-zero-out"  # the same for a client's vector against zero
     POISSON_ZERO_OUT = "poisson-zero-out"  # secret coins of records: a record's vector against zero
     POISSON_REPLACE_ONE = "poisson-replace-one"  # secret coins of records: a record's vector against another
 
@@ -118,31 +119,62 @@ class SampledGaussian:
         """The profile of the pair's first distribution against its second, rounded up."""
         if self.coins > 1:
             return partial(several_coins_delta, ratio=self.ratio, rate=self.rate, coins=self.coins)
-        profile = poisson_replace_delta if self.kind is PairKind.POISSON_REPLACE_ONE else fixed_size_delta
-        guard = 1 + relative_guard(self.ratio)
+        others = {
+            PairKind.POISSON_REPLACE_ONE: poisson_replace_delta,
+            PairKind.FIXED_SIZE_ZERO_OUT: fixed_size_zero_out_delta,
+        }
+        profile, guard = others.get(self.kind, fixed_size_delta), 1 + relative_guard(self.ratio)
         return lambda epsilon: guard * profile(epsilon, self.ratio, self.rate)
 
     @property
     def backward(self) -> Profile | None:
         """The profile of the pair's second distribution against its first, rounded up; None if it is the same."""
-        if self.kind is not PairKind.POISSON_ZERO_OUT:
+        if self.kind in (PairKind.FIXED_SIZE, PairKind.POISSON_REPLACE_ONE):
             return None
         if self.coins > 1:
             return partial(several_coins_add_delta, ratio=self.ratio, rate=self.rate, coins=self.coins)
+        profile = fixed_size_delta if self.kind is PairKind.FIXED_SIZE_ZERO_OUT else poisson_add_delta
         guard = 1 + relative_guard(self.ratio)
-        return lambda epsilon: guard * poisson_add_delta(epsilon, self.ratio, self.rate)
+        return lambda epsilon: guard * profile(epsilon, self.ratio, self.rate)
 
 
 def fixed_size_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
     """Return the profile of a Gaussian behind a fixed-size cohort; also of a record against zero behind a coin.
 
-    Guarantee: dominates every pair of replace-one or zero-out neighbours when `ratio` is that of two radii.
+    Guarantee: dominates every pair of replace-one neighbors when `ratio` is that of two radii.
     Proof: theory.md#fixed-size. Checked: test_accounting_oracle.py by exhaustive adaptive optimization.
     """
     # Where epsilon is small so is the base, and must be so to relative accuracy.
     small = np.log1p(np.expm1(np.minimum(epsilon, 1.0)) / rate)
     large = epsilon - math.log(rate) + np.log1p((rate - 1) * np.exp(-np.maximum(epsilon, 1.0)))
     return rate * gaussian_delta(np.where(epsilon < 1, small, large), ratio)
+
+
+def fixed_size_zero_out_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
+    """Return the profile of a client's vector against zero behind a fixed-size cohort, where it takes another's place.
+
+    Guarantee: dominates every such pair when `ratio` is that of one radius; the reversed order has `fixed_size_delta`
+    at one radius. Proof: theory.md#fixed-size-zero-out. Checked: test_accounting_zero_out.py.
+    """
+    from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load
+
+    # The loss is increasing in the output z; it passes epsilon where t = exp(ratio z) solves t^2 - a t - c = 0 with
+    # a = exp(epsilon + ratio^2 / 2) and c = (exp(epsilon) - 1) (1 - rate) / rate.
+    with np.errstate(divide="ignore"):
+        others = np.log((1 - rate) / rate) + epsilon + np.log(-np.expm1(-epsilon))  # ln c
+    log_a = epsilon + ratio * ratio / 2
+    square = 4 * np.exp(others - 2 * log_a)  # at most (1 - rate) / rate
+    z = (log_a + np.log1p(square / (2 * (1 + np.sqrt(1 + square))))) / ratio
+    if ratio <= NARROW:
+        # At z the densities are equal, and tails are densities times Mills ratios.
+        near = scaled_density(z, epsilon) * mills_drop(z - ratio, ratio)
+        far_side = scaled_density(z + ratio, others) * mills_drop(z - ratio, 2 * ratio)
+        return rate * (near + far_side)
+    own = log_ndtr(ratio - z)
+    zero = epsilon + log_ndtr(-z)
+    opposite = others + log_ndtr(-ratio - z)
+    left = np.maximum(-np.expm1(np.logaddexp(zero, opposite) - own), 0.0)
+    return np.asarray(rate * np.exp(own) * left, dtype=np.float64)
 
 
 def poisson_add_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
