@@ -18,7 +18,8 @@ from d2pfed.noise.mechanisms import DDGauss, Shared
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, require_standing
 from d2pfed.round import Attempt, Participant, aggregate, local_sum, run_plan, session_of
-from d2pfed.round.aggregation import Fidelity, Outcome, _LocalVectors, gather, run_exchange
+from d2pfed.round.aggregation import Outcome, gather, run_exchange
+from d2pfed.round.local_sums import Fidelity, _LocalVectors
 from d2pfed.round.participant import Batch, Batches, require_clip, require_fixed_clip, toss
 from d2pfed.round.session import (
     accept_invitation,

@@ -3,17 +3,15 @@
 from d2pfed.round.aggregation import (
     Attempts,
     Collected,
-    Fidelity,
     InProcess,
     Invite,
     OpenSum,
     Outcome,
     aggregate,
     gather,
-    local_sum,
-    require_fidelity,
     run_plan,
 )
+from d2pfed.round.local_sums import Fidelity, local_sum, require_fidelity
 from d2pfed.round.participant import (
     Batch,
     Batches,
