@@ -47,7 +47,7 @@ GOAL = (1_000, 100_000, 100)  # clients, coordinates and lost clients of the goa
 _POPULATION, _COLLUDING, _DRAWS = 100_000, 10_000, 1_638_400  # a tenth of the enrolled; blocks of 16,384 draws
 _MOST_NUMBERS = 2_000_000_000  # clients times coordinates; beyond it a row is scaled from a tenth of the clients
 _MOST_MASKED = 500_000_000  # clients times coordinates; beyond it a row with pair masks is scaled in coordinates
-_MODEL, _TASK = b"model", b"task"
+_TASK = b"task"
 _DEPTH = 12  # of the tree of draws
 
 Size = tuple[int, int, int]  # clients, coordinates, lost clients
@@ -285,7 +285,8 @@ def measure_lattice(protocol: str, clients: int, dimension: int, dropouts: int) 
     left = [client for client in session.cohort if client not in lost]
     ordinary = next((client for client in left if client not in session.members), left[1])
     watch = _Watch(ordinary, next(member for member in session.members if member in left))
-    crowd = _Crowd(session, roster, watch, lost)
+    model = bytes(4 * dimension)
+    crowd = _Crowd(session, roster, watch, lost, model)
     crowd.warm_up()
     with watch.server():
         enrolled_by = roster if session.is_by_slot else roster.roster
@@ -295,7 +296,7 @@ def measure_lattice(protocol: str, clients: int, dimension: int, dropouts: int) 
         vouching = convening.close()
     watch.exchange(vouching, crowd.vouch)
     with watch.server():
-        contributing = vouching.close(_TASK, sessions.model_digest(_MODEL))
+        contributing = vouching.close(_TASK, sessions.model_digest(model))
     watch.exchange(contributing, crowd.contribute)
     with watch.server():
         agreeing = contributing.close(Entropy.system())
@@ -328,9 +329,15 @@ class _Crowd:
     """All clients and members but the measured two, whose answers it takes from them."""
 
     def __init__(
-        self, session: Session, roster: CertifiedRoster, watch: _Watch, lost: frozenset[ClientId]
+        self,
+        session: Session,
+        roster: CertifiedRoster,
+        watch: _Watch,
+        lost: frozenset[ClientId],
+        model: bytes,
     ) -> None:
         self._session, self._roster, self._watch, self._lost = session, roster, watch, lost
+        self._model = model
         self._root = Entropy.system()
         self._members = dict[ClientId, crypto.Agreement]()
         self._state = Member()  # of the measured member
@@ -347,13 +354,13 @@ class _Crowd:
 
     def warm_up(self) -> None:
         """Compile and fill tables before a clock runs."""
-        session, small = self._session, np.zeros(8, np.uint32)
+        session, small = self._session, np.zeros(64, np.uint32)
         masks.add_product(session, bytes(32), small, masks.draw_secret(session, self._root))
         shares = masks.split(
             session, np.zeros(session.secret, np.int64), np.arange(SEED_ELEMENTS), self._root.stream()
         )
         fields.interpolation(session.points[: shares.shape[1]], np.arange(1, 3))
-        session.ring.unpack(session.ring.pack(small), small.size)
+        session.ring.add_packed_into(small, session.ring.pack(small))
 
     def convene(self, member: ClientId, request: bytes) -> bytes:
         """Advertise as anyone does, the measured member too."""
@@ -422,7 +429,7 @@ class _Crowd:
 
         def work() -> bytes:
             body = messages.decode_request(request, own.depth)
-            return own.contribute(body, _MODEL, lambda _task, _model: (vector, after), Entropy.system())
+            return own.contribute(body, self._model, lambda _task, _model: (vector, after), Entropy.system())
 
         answer = self._watch.ask("client", request, work)
         said: Contribution = messages.decode_contribution(

@@ -405,7 +405,8 @@ def test_fresh_secrets_hide_two_answers_of_one_client():
             server.federation.seed = b"fresh coins"
         again = server.ask(victim)
         made.append(server.federation.vector(victim))
-        return np.array_equal(subtract(session, first.vector, again.vector), subtract(session, *made))
+        masked = (session.ring.unpack(each.vector, session.dimension) for each in (first, again))
+        return np.array_equal(subtract(session, *masked), subtract(session, *made))
 
     assert not bare(Server(), fresh=True)
     assert bare(Server(), fresh=False)
@@ -666,7 +667,7 @@ def opened_honestly(server):
     for rank, contribution in server.contributions.items():
         words = contribution.boxes[:, count] - np.array([answers[place].seeds[rank] for place in range(24)])
         seed = fields.pack(server.seed_of(session.points, words % PRIME))
-        vector = contribution.vector.copy()
+        vector = session.ring.unpack(contribution.vector, session.dimension)
         session.ring.add_masks_into(vector, [], [masks.veil(server.request.context, session.cohort[rank], seed)])
         bare[rank] = vector
     return bare

@@ -167,6 +167,25 @@ def test_unpack_refuses_padding_bits():
         ring.unpack(bytes(packed), 13)
 
 
+@pytest.mark.parametrize("bits", ALL_BITS)
+def test_a_packed_vector_is_added_as_it_is_unpacked(bits):
+    ring = Ring(bits)
+    for count in (0, 1, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 64, 257, 1000):
+        first, values = ring_vector(ring, count, "first"), ring_vector(ring, count)
+        total, expected, packed = first.copy(), first.copy(), ring.pack(values)
+        ring.add_packed_into(total, memoryview(b"odd" + packed)[3:])
+        ring.add_into(expected, values)
+        assert np.array_equal(total & np.uint32(ring.modulus - 1), expected)
+        damaged = [packed + b"\0", packed[:-1]] if count else [b"\0"]
+        if count * bits % 8:
+            damaged.append(packed[:-1] + bytes([packed[-1] | 0x80]))
+        for each in damaged:
+            before = total.copy()
+            with pytest.raises(PeerError):
+                ring.add_packed_into(total, each)
+            assert np.array_equal(total, before)
+
+
 @given(rings, st.integers(1, 100), st.data())
 def test_two_different_byte_strings_never_unpack_to_one_vector(ring, count, data):
     packed = ring.pack(ring_vector(ring, count))

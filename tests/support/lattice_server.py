@@ -130,7 +130,7 @@ class Server:
         secrets = (secrets + PRIME // 2) % PRIME - PRIME // 2
         total = np.zeros(session.dimension, np.uint32)
         for index, (client, contribution) in enumerate(parts):
-            session.ring.add_into(total, contribution.vector)
+            session.ring.add_packed_into(total, contribution.vector)
             words = (boxes[index, :, count] - np.array([answers[place].seeds[index] for place in places])) % PRIME
             seed = fields.pack(self.seed_of(points, words))
             session.ring.add_masks_into(total, [], [masks.veil(context, client, seed)])

@@ -21,6 +21,7 @@ _WORD = np.dtype("<u8")
 _WHOLE_BYTES = {8: "<u1", 16: "<u2", 32: "<u4"}
 _SPARE_WORDS = 3  # that the kernels touch: one for the rest, up to two for lanes partly empty
 _MASK_BLOCK = 1 << 15  # words at a time: a block, its sum and the cipher's input stay in the cache
+_MOST_GROUPED = 15  # bits: four values and the rest of a byte are in one word
 _BLOCK = 1 << 11  # pairs at a time: a multiple of 32, so that blocks begin at whole words
 
 
@@ -89,6 +90,22 @@ class Ring:
         pairs = np.empty((count + 1) // 2, _WORD)
         _unpack(words, self.bits, pairs)
         return pairs.view("<u4")[:count]
+
+    def add_packed_into(self, total: RingVector, data: bytes | memoryview) -> None:
+        """Add a vector that a peer packed, in place; only the low bits of the total count.
+
+        Guarantee: what `unpack` refuses is refused, and leaves the total as it was.
+        Checked: test_ring.py::test_a_packed_vector_is_added_as_it_is_unpacked.
+        """
+        packed, groups = np.frombuffer(data, np.uint8), 0
+        if self.bits <= _MOST_GROUPED and self.bits not in _WHOLE_BYTES:
+            inside = (packed.size - self.bits // 2 - 8) // self.bits + 1  # groups whose words end within the data
+            groups = max(0, min(inside, total.size // 8))
+        rest = self.unpack(packed[groups * self.bits :].data, total.size - 8 * groups)
+        if groups:
+            words = np.ndarray((packed.size - 7,), _WORD, packed, strides=(1,))  # one from each byte on
+            _add_groups(words, self.bits, total[: 8 * groups])
+        total[8 * groups :] += rest
 
     def uniform(self, stream: Stream, count: int) -> RingVector:
         """Return a uniform vector: the low bits of as many words of `mask_word` as it has coordinates."""
@@ -220,3 +237,20 @@ def _halve_to_pairs(lanes: Words, bits: int, pairs: Words) -> None:
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     for index in range(pairs.size):
         pairs[index] = lanes[index] & mask | lanes[index] >> np.uint64(bits) << np.uint64(32)
+
+
+@compiled
+def _add_groups(words: Words, bits: int, total: RingVector) -> None:
+    """Add groups of eight values, each as many bytes as a value has bits; what is above a value's bits is added too."""
+    first, half = np.uint64(bits), bits // 2
+    second, third, odd = first + first, first + first + first, np.uint64(4 * bits % 8)
+    for group in range(total.size // 8):
+        low, high, start = words[group * bits], words[group * bits + half] >> odd, 8 * group
+        total[start] += np.uint32(low)
+        total[start + 1] += np.uint32(low >> first)
+        total[start + 2] += np.uint32(low >> second)
+        total[start + 3] += np.uint32(low >> third)
+        total[start + 4] += np.uint32(high)
+        total[start + 5] += np.uint32(high >> first)
+        total[start + 6] += np.uint32(high >> second)
+        total[start + 7] += np.uint32(high >> third)

@@ -49,6 +49,11 @@ def unpack_position(data: bytes) -> Position:
     return Position(int.from_bytes(data[:_COUNTER_BYTES], "little"), data[_COUNTER_BYTES:end], data[end:])
 
 
+def pack_remembered(position: Position | None) -> bytes:
+    """Return a position as `read_remembered` reads it."""
+    return NO_POSITION if position is None else position.pack()
+
+
 def read_remembered(reader: Reader) -> Position | None:
     """Return the next position of a body, if it is one."""
     packed = reader.take(POSITION_BYTES)

@@ -13,7 +13,7 @@ from d2pfed.secagg.heads import CERTIFICATE_BYTES, HEAD_MESSAGE_BYTES, SLIP_BYTE
 from d2pfed.secagg.lattice import messages as lattice
 from d2pfed.secagg.lattice.field import ELEMENT_BYTES
 from d2pfed.secagg.lattice.session import Session as LatticeSession
-from d2pfed.secagg.pairwise.messages import ciphertext_bytes, pack_invitation, upload_bytes
+from d2pfed.secagg.pairwise.messages import ciphertext_bytes, encode_invitation, upload_bytes
 from d2pfed.secagg.pairwise.session import Session
 from d2pfed.secagg.roster import NONCE_BYTES, POSITION_BYTES
 from d2pfed.secagg.wire import BINDING_BYTES, CONTEXT_BYTES, HEADER_BYTES, subset_bytes
@@ -91,4 +91,4 @@ def roster_bytes(clients: int) -> int:
 
 def _invitation(session: Session | LatticeSession, depth: int | None) -> int:
     opening = None if depth is None else Opening(bytes(SEED_BYTES), (bytes(NODE_BYTES),) * depth)
-    return HEADER_BYTES + len(pack_invitation(session, opening, None))
+    return len(encode_invitation(session, 0, opening))

@@ -87,7 +87,7 @@ class Bound(Protocol):
         """The clients, increasing."""
 
 
-def message(session: Bound, kind: MessageKind, rank: int, *fields: bytes) -> bytes:
+def message(session: Bound, kind: MessageKind, rank: int, *fields: bytes | memoryview) -> bytes:
     """Return the frame of a message from or for the client of a rank."""
     return frame(kind, session.digest, session.cohort[rank], *fields)
 
@@ -97,7 +97,7 @@ def opened(session: Bound, kind: MessageKind, rank: int, data: bytes) -> "Reader
     return unframe(data, kind, session.digest, session.cohort[rank])
 
 
-def frame(kind: int, binding: bytes, party: ClientId, *fields: bytes) -> bytes:
+def frame(kind: int, binding: bytes, party: ClientId, *fields: bytes | memoryview) -> bytes:
     """Join fields behind a header that names kind, what they are bound to, and the client they are from or for.
 
     A checksum over header and fields follows the header: it finds accidents, and is no protection from a liar.
@@ -175,10 +175,14 @@ class Reader:
 
     def take(self, count: int) -> bytes:
         """Return the next bytes."""
+        return bytes(self.view(count))
+
+    def view(self, count: int) -> memoryview:
+        """Return the next bytes without a copy: a long field that is read at once."""
         if len(self._rest) < count:
             raise PeerError(f"{count} more bytes were expected, got {len(self._rest)}")
         taken, self._rest = self._rest[:count], self._rest[count:]
-        return bytes(taken)
+        return taken
 
     def integer(self, size_bytes: int) -> int:
         """Return the next unsigned integer (little-endian)."""
@@ -209,7 +213,7 @@ class Reader:
 
     def vector(self, ring: Ring, dimension: int) -> RingVector:
         """Return the next vector, at the ring's bits per coordinate."""
-        return ring.unpack(self.take(ring.packed_bytes(dimension)), dimension)
+        return ring.unpack(self.view(ring.packed_bytes(dimension)), dimension)
 
     def rest(self) -> bytes:
         """Return all that is left."""

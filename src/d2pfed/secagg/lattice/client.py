@@ -200,7 +200,8 @@ class Participant:
         places = sorted(request.keys)
         pads = masks.pads(session, context, ((agreed[each], client, session.members[each]) for each in places))
         commitment = sessions.commitment(context, client, fields.pack(seed))
-        return Contribution(context, signed, commitment, (shares[places] + pads) % PRIME, vector)
+        boxes = (shares[places] + pads) % PRIME
+        return Contribution(context, signed, commitment, boxes, session.ring.pack(vector))
 
     def _open(self, member: "Member") -> "MemberAnswer":
         if member.opening:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from d2pfed.errors import PeerError
-from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg import wire
 from d2pfed.secagg.crypto import PUBLIC_BYTES, SIGNATURE_BYTES
 from d2pfed.secagg.draws import Opening
@@ -12,8 +11,8 @@ from d2pfed.secagg.heads import Certificate, read_certificate
 from d2pfed.secagg.lattice import field as fields
 from d2pfed.secagg.lattice.field import ELEMENT_BYTES, Elements
 from d2pfed.secagg.lattice.session import Request, Session
-from d2pfed.secagg.pairwise.messages import Invitation, pack_invitation, read_invitation
-from d2pfed.secagg.roster import POSITION_BYTES, Position, unpack_position
+from d2pfed.secagg.pairwise.messages import Invitation, pack_invited, read_invitation
+from d2pfed.secagg.roster import POSITION_BYTES, Position, pack_remembered, unpack_position
 from d2pfed.secagg.wire import BINDING_BYTES, CONTEXT_BYTES, HEADER_BYTES, MessageKind, Reader
 
 NONCE_BYTES = 32
@@ -59,7 +58,7 @@ class Contribution:
     signed: SignedKey
     commitment: bytes
     boxes: Elements = field(repr=False)  # a row for each member that is there, by place
-    vector: RingVector = field(repr=False)
+    vector: bytes | memoryview = field(repr=False)  # packed, and read when it is added to the others
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,23 +121,26 @@ def encode_request(
     remembered: Position | None,
 ) -> bytes:
     """Ask a client for its contribution."""
-    return encode_requested(request, rank, pack_request(request, vouchers), opening, remembered)
+    return encode_requested(request, rank, pack_request(request, vouchers, opening), remembered)
 
 
-def pack_request(request: Request, vouchers: Mapping[int, Signer]) -> bytes:
-    """Return what is the same in the requests to all clients: all but the invitation."""
+def pack_request(request: Request, vouchers: Mapping[int, Signer], opening: Opening | None) -> tuple[bytes, bytes]:
+    """Return what is the same in the requests to all clients: what is before and after a remembered position."""
     session = request.session
+    named, drawn = pack_invited(session, opening)
     keys, signed = wire.pack_ranked(session.committee.size, request.keys), _pack_signers(session, vouchers)
     task = wire.pack_integer(len(request.task), 4), request.task, request.model_digest
-    return b"".join((keys, signed if session.is_signed else b"", *task))
+    return named, b"".join((drawn, keys, signed if session.is_signed else b"", *task))
 
 
 def encode_requested(
-    request: Request, rank: int, packed: bytes, opening: Opening | None, remembered: Position | None
+    request: Request, rank: int, packed: tuple[bytes, bytes], remembered: Position | None
 ) -> bytes:
     """Ask a client for its contribution, by what `pack_request` has returned."""
-    invitation = pack_invitation(request.session, opening, remembered)
-    return wire.message(request.session, MessageKind.LATTICE_REQUEST, rank, invitation, packed)
+    named, rest = packed
+    return wire.message(
+        request.session, MessageKind.LATTICE_REQUEST, rank, named, pack_remembered(remembered), rest
+    )
 
 
 def decode_request(data: bytes, depth: int | None) -> RequestBody:
@@ -159,8 +161,9 @@ def read_request(session: Session, body: RequestBody) -> tuple[Request, dict[int
 def encode_contribution(session: Session, rank: int, said: Contribution) -> bytes:
     """Send a client's one message."""
     shown = said.context, said.signed.key, said.commitment, said.signed.proof
-    masked = fields.pack(said.boxes), session.ring.pack(said.vector)
-    return wire.message(session, MessageKind.LATTICE_CONTRIBUTION, rank, *shown, *masked)
+    return wire.message(
+        session, MessageKind.LATTICE_CONTRIBUTION, rank, *shown, fields.pack(said.boxes), said.vector
+    )
 
 
 def decode_contribution(session: Session, rank: int, members: int, data: bytes) -> Contribution:
@@ -170,7 +173,8 @@ def decode_contribution(session: Session, rank: int, members: int, data: bytes) 
         context, key = reader.take(CONTEXT_BYTES), reader.take(PUBLIC_BYTES)
         commitment, signed = reader.take(BINDING_BYTES), _read_signed(session, reader, key)
         boxes = _read_elements(reader, members * columns).reshape(members, columns)
-        return Contribution(context, signed, commitment, boxes, reader.vector(session.ring, session.dimension))
+        vector = reader.view(session.ring.packed_bytes(session.dimension))
+        return Contribution(context, signed, commitment, boxes, vector)
 
 
 def encode_survivors(session: Session, rank: int, survivors: Survivors) -> bytes:

@@ -68,7 +68,7 @@ class Opener:
         count = session.polynomials
         sums = np.array([answers[place].sums for place in self.answered])
         seeds = np.array([answers[place].seeds for place in self.answered])
-        self._sums = (self._boxes[:, :, :count].sum(axis=0, dtype=np.int64) - sums) % PRIME
+        self._sums = (self._boxes.sum(axis=0, dtype=np.uint32)[:, :count].astype(np.int64) - sums) % PRIME
         self._seeds = (self._boxes[:, :, count].T.astype(np.int64) - seeds) % PRIME
         self._coefficients = fields.elements(entropy.stream(), count)
         self._left = np.ones(len(self.answered), np.bool_)  # members that are believed

@@ -116,6 +116,8 @@ class Vouching:
         self._keys = {place: advert.key for place, advert in adverts.items()}
         self._vouchers: dict[int, Signer] = {}
         session = invitations.session
+        self._statement = sessions.adverts_statement(session, self._keys)
+        self._least = session.committee.vouchers if session.is_signed else 0
         packed = messages.pack_adverts(session, adverts)
         self.outbox = Outbox(
             invitations.identities,
@@ -124,23 +126,21 @@ class Vouching:
         )
 
     def receive(self, client: ClientId, data: bytes) -> None:
-        """Take a member's signature."""
+        """Take a member's signature, unless enough have come: a client is shown no more than it needs."""
         session, roster, rank = self._invitations.session, self._invitations.roster, self.outbox.admit(client)
         with wire.opened(session, MessageKind.LATTICE_VOUCHER, rank, data) as reader:
             signature = reader.take(crypto.SIGNATURE_BYTES)
-        if roster is not None:
-            name, statement = session.cohort[rank], sessions.adverts_statement(session, self._keys)
-            require_signed(session, roster, {rank: (statement, signature)})
+        if roster is not None and len(self._vouchers) < self._least:
+            require_signed(session, roster, {rank: (self._statement, signature)})
+            name = session.cohort[rank]
             self._vouchers[session.place(name)] = Signer(signature, self._invitations.certificate(name))
 
     def close(self, task: bytes, model_digest: bytes) -> "Contributing":
         """Go on with as many vouchers as a client needs."""
-        session = self._invitations.session
-        least = session.committee.vouchers if session.is_signed else 0
-        if len(self._vouchers) < least:
-            raise TooFewClients(f"at least {least} members must vouch for keys, got {len(self._vouchers)}")
-        vouchers = {place: self._vouchers[place] for place in sorted(self._vouchers)[:least]}
-        return Contributing(self._invitations, Request(session, self._keys, task, model_digest), vouchers)
+        if len(self._vouchers) < self._least:
+            raise TooFewClients(f"at least {self._least} members must vouch for keys, got {len(self._vouchers)}")
+        request = Request(self._invitations.session, self._keys, task, model_digest)
+        return Contributing(self._invitations, request, self._vouchers)
 
 
 class Contributing:
@@ -149,7 +149,7 @@ class Contributing:
     def __init__(self, invitations: Invitations, request: Request, vouchers: Mapping[int, Signer]) -> None:
         self._invitations, self._request = invitations, request
         session, opening, remembered = invitations.session, invitations.opening, invitations.remembered
-        packed = messages.pack_request(request, vouchers)
+        packed = messages.pack_request(request, vouchers, opening)
         self._total = np.zeros(session.dimension, np.uint32)
         self._signed: dict[int, SignedKey] = {}
         self._boxes: dict[int, Boxes] = {}
@@ -159,7 +159,7 @@ class Contributing:
             invitations.identities,
             invitations.asked(session.cohort),
             lambda rank: messages.encode_requested(
-                request, rank, packed, opening, remembered.get(invitations.identities[rank])
+                request, rank, packed, remembered.get(invitations.identities[rank])
             ),
         )
 
@@ -174,8 +174,9 @@ class Contributing:
             checks.require_contributions_signed(session, roster, said.context, {rank: signed})
             verify_position(position, roster.key(session.cohort[rank]), roster.authority, client)
             require_later_position(client, position, known.remembered.get(client))
+        session.ring.add_packed_into(self._total, said.vector)
+        if position is not None:
             self.positions[client] = position
-        self._total += said.vector  # 32-bit words overflow harmlessly: the ring divides them
         certificate = known.certificate(session.cohort[rank])
         self._signed[rank] = SignedKey(signed.key, position, signed.signature, certificate)
         self._boxes[rank] = said.boxes.astype(np.uint16)  # a cohort's are kept until the end

@@ -18,7 +18,7 @@ from d2pfed.secagg.pairwise.keys import (
     read_advertisement,
 )
 from d2pfed.secagg.pairwise.session import Delivery, Session
-from d2pfed.secagg.roster import NO_POSITION, POSITION_BYTES, Position, read_remembered
+from d2pfed.secagg.roster import POSITION_BYTES, Position, pack_remembered, read_remembered
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
 from d2pfed.secagg.wire import CONTEXT_BYTES, HEADER_BYTES, Bound, ClientId, MessageKind, Reader, Subset
 
@@ -89,16 +89,16 @@ def encode_invitation(
     session: Bound, rank: int, opening: Opening | None = None, remembered: Position | None = None
 ) -> bytes:
     """Ask a client to take part."""
-    return wire.message(session, MessageKind.INVITATION, rank, pack_invitation(session, opening, remembered))
+    named, drawn = pack_invited(session, opening)
+    return wire.message(session, MessageKind.INVITATION, rank, named, pack_remembered(remembered), drawn)
 
 
-def pack_invitation(session: Bound, opening: Opening | None, remembered: Position | None) -> bytes:
-    """Return the body of an invitation."""
+def pack_invited(session: Bound, opening: Opening | None) -> tuple[bytes, bytes]:
+    """Return what is the same in the invitations of all clients: what is before and after a remembered position."""
     run, *counters = _named(session)
     numbers = (wire.pack_integer(each, 4) for each in counters)
     cohort = wire.pack_ids(session.cohort) if opening is None else opening.seed + b"".join(opening.path)
-    position = NO_POSITION if remembered is None else remembered.pack()
-    return b"".join((wire.pack_text(run), *numbers, position, cohort))
+    return b"".join((wire.pack_text(run), *numbers)), cohort
 
 
 def decode_invitation(data: bytes, depth: int | None) -> Invitation:
@@ -112,7 +112,7 @@ def decode_invitation(data: bytes, depth: int | None) -> Invitation:
 
 
 def read_invitation(reader: Reader, client: ClientId, binding: bytes, depth: int | None) -> Invitation:
-    """Read the body of an invitation, as `pack_invitation` returns it."""
+    """Read the body of an invitation."""
     invited = Invitation(
         client=client,
         binding=binding,
