@@ -129,11 +129,11 @@ def bundle() -> SimpleNamespace:
 
 
 def test_a_local_app_answers_for_its_own_name_only():
-    source = runtime.LocalApp(LIGHT)
+    source = runtime.Apps((runtime.LocalApp(LIGHT),))
     source.preload()
     own = runtime.get_metadata_from_config(runtime.get_project_config(LIGHT))
-    with source.load(run_of(*own), bundle()) as app:
-        assert app.__class__.__name__ == "ClientApp"
+    with source.load(run_of(*own), bundle()) as (name, app):
+        assert (name, app.__class__.__name__) == (own[0], "ClientApp")
     with pytest.raises(PeerError, match=r"this client runs the app .*light"):
         source.load(run_of("someone/else"), bundle()).__enter__()
     with pytest.raises(PeerError, match="and was asked for another"):
@@ -143,8 +143,8 @@ def test_a_local_app_answers_for_its_own_name_only():
 def answered(monkeypatch, app) -> list[object]:
     """What happens when a message comes for an app, in order."""
     done = []
-    message = make_message(RecordDict(), 100)
-    monkeypatch.setattr(runtime, "pull_task_input", lambda _client: (message, "context", run_of(), bundle()))
+    message, context = make_message(RecordDict(), 100), SimpleNamespace(node_config={})
+    monkeypatch.setattr(runtime, "pull_task_input", lambda _client: (message, context, run_of(), bundle()))
     monkeypatch.setattr(runtime, "push_message", lambda _client, reply, context: done.append((reply, context)))
     monkeypatch.setattr(
         runtime, "push_task_output", lambda **output: done.extend((output["sub_status"], output["details"]))
@@ -152,7 +152,7 @@ def answered(monkeypatch, app) -> list[object]:
     monkeypatch.setattr(
         runtime, "HeartbeatSender", lambda _send: SimpleNamespace(start=lambda: done.append("heartbeat"))
     )
-    source = SimpleNamespace(load=lambda _run, _fab: nullcontext(app))
+    source = SimpleNamespace(load=lambda _run, _fab: nullcontext(("someone/app", app)))
     runtime.answer(runtime.Runtime("127.0.0.1:1", None, None), "token", source)
     return done
 
@@ -230,7 +230,8 @@ def test_a_node_that_is_not_reached_has_no_message():
 
 def test_a_message_is_pulled_answered_and_pushed(monkeypatch):
     done = answered(monkeypatch, lambda message, context: "the answer")
-    assert done == ["heartbeat", ("the answer", "context"), runtime.SubStatus.COMPLETED, ""]
+    context = SimpleNamespace(node_config={"d2pfed-app": "someone/app"})  # whose code it is, by what was loaded
+    assert done == ["heartbeat", ("the answer", context), runtime.SubStatus.COMPLETED, ""]
 
 
 @dataclass

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from d2pfed.deploy.client import PrivateClient, Purpose, TrainArrays, discreet, log_error
 from d2pfed.deploy.config import (
+    APP_SETTING,
     NODE_SETTING,
     SIMULATION_VARIABLE,
     ClientConfig,
@@ -167,10 +168,11 @@ def _answer(message: Message, context: Context, train: TrainArrays) -> Message:
         kind, data = from_record(message.content)
         purpose = Purpose.EVALUATION if message.metadata.message_type == EVALUATION_TYPE else Purpose.TRAINING
         try:
-            config = config_of(context)
+            found = config_of(context)
         except Exception:  # noqa: BLE001 - what is wrong with its files is for the client's own log
             log_error("this client's config cannot be used")
             raise ConfigError("this client is not set up; its own log says why") from None
+        config = found.serving(str(context.node_config.get(APP_SETTING, "")))
         client = PrivateClient(config, message.metadata.dst_node_id, context.run_config, train, purpose)
         return Message(to_record(kind, client.answer(kind, data)), reply_to=message)
 

@@ -66,6 +66,8 @@ class PrivateFedAvg:
         roster: who is enrolled; None for simulations.
         draws: the server's file of draws, where the roster has some.
         ledger: one that other runs over these clients share; None: the directory's own.
+        positions: directory where the server remembers how far its clients' logs are, which all its runs share; None:
+            that of the ledger.
         target: what the plan was calibrated for, so that the report can say it; None if it is not known.
         optimizer: how the server moves the model.
         deadlines: how many seconds the server waits.
@@ -80,6 +82,7 @@ class PrivateFedAvg:
     roster: SignedRoster | None
     draws: Path | None = None
     ledger: Path | None = None
+    positions: Path | None = None
     target: PrivacyTarget | None = None
     optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
     deadlines: Deadlines = field(default_factory=Deadlines)
@@ -120,7 +123,8 @@ class PrivateFedAvg:
         """Return the strategy that trains a model within a privacy target.
 
         The app's configuration names the server's directory (`d2pfed-directory`), which has the signed `roster`, the
-        public key of the `authority` that has signed it and the server's `draws`, and keeps the `run`. Dimension,
+        public key of the `authority` that has signed it and the server's `draws`, and keeps the runs: `run`, then
+        `run-2` and so on, or those that `d2pfed-run` names. A run that is done is followed by a new one. Dimension,
         population, rounds, sampling, participations and noise follow from model, roster and configuration. Buffers
         of a torch module, such as the statistics of batch norms, stay with the clients, and so do parameters that a
         pattern of `personal` names, such as `head.*`: each client trains and keeps its own.
@@ -137,6 +141,7 @@ class PrivateFedAvg:
             roster=roster,
             draws=draws,
             ledger=ledger,
+            positions=directory.parent if ledger is None else None,
             target=target,
             optimizer=optimizer or ServerOptimizer(),
             deadlines=deadlines or Deadlines(),
@@ -227,7 +232,7 @@ class PrivateFedAvg:
                 config=train_config or {},
                 run_config=run_config or self.run_config or {},
                 deadlines=deadlines,
-                positions=self.directory if self.ledger is None else self.ledger.parent,
+                positions=self.positions or (self.directory if self.ledger is None else self.ledger.parent),
                 population=self.population,
                 draws=self.draws,
             )
