@@ -53,7 +53,7 @@ def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> Progress 
     plan, layout = decode_plan(announcement.plan), Layout.decode(announcement.layout)
     enrolment, history = enrolment_of(config, plan.protocol, announcement.roster, announcement.slip)
     config.policy.check(plan, enrolled_in(None if enrolment is None else enrolment.roster))
-    if layout.dimension != plan.codec.rotation.dimension:
+    if layout.dimension != plan.dimension:
         raise PeerError("a plan must be for the parameters of its layout")
     ClientAccount.of(config).require_room(plan, announcement.run, history)
     terms = RunTerms(

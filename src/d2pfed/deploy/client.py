@@ -33,6 +33,7 @@ from d2pfed.deploy.standing import STANDING_REQUESTS, StandingAttempt, answer_st
 from d2pfed.deploy.state import Blobs, LocalArrays, SavedPhases
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.files import FileError
+from d2pfed.noise.clipping import split_clip
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.model_bytes import decode_model
 from d2pfed.numerics.randomness import Entropy
@@ -44,9 +45,18 @@ from d2pfed.secagg.crypto import sign
 from d2pfed.secagg.wire import MessageKind, binding_of, kind_of
 from d2pfed.statistics.questions import STATISTIC, is_evaluation
 
+
+@dataclass(frozen=True, slots=True)
+class WeightedArrays:
+    """Trained arrays with the number that weighs them where a plan has weights, such as that of a client's examples."""
+
+    arrays: NamedArrays = field(repr=False)
+    weight: float | None = field(repr=False)  # None: not known, which is an error where it is needed
+
+
 # Trains the model with these arrays under this configuration, and returns the trained arrays; where the unit is a
 # record, the silo's units under that model instead.
-TrainArrays = Callable[[NamedArrays, Mapping[str, object]], NamedArrays | Units]
+TrainArrays = Callable[[NamedArrays, Mapping[str, object]], NamedArrays | WeightedArrays | Units]
 
 _log = logging.getLogger("d2pfed.deploy")
 
@@ -135,7 +145,8 @@ class PrivateClient:
         Checked: test_totality.py.
         """
         layout = Layout.decode(attempt.terms.layout)
-        settings = decode_task(task, layout, self.run_config)
+        clip, rest = split_clip(attempt.plan.adaptive_clip, task)
+        settings = decode_task(rest, layout, self.run_config)
         if is_evaluation(settings) != (self.purpose is Purpose.EVALUATION):  # all clients of a sum do the same
             raise PeerError(f"a request for {self.purpose} must have a task for it")
         asked = Request.STATISTICS if STATISTIC in settings else Request.TRAINING
@@ -149,7 +160,8 @@ class PrivateClient:
         )
         process = os.getpid()
         try:
-            vector = participant.encode(attempt.session, self._update(attempt, settings, params, layout), group)
+            update = self._update(attempt, settings, params, layout)
+            vector = participant.encode(attempt.session, update, group, clip)
         except BaseException as error:  # noqa: BLE001 - a user's function may raise an exit or an interrupt
             log_error("training failed: this client contributes zero and its noise")
             note(attempt.config.directory, Event.FAILED, error)
@@ -160,8 +172,9 @@ class PrivateClient:
             # A copy that a user's function has forked and let out would send a second vector with one noise.
             if os.getpid() != process:
                 os._exit(1)
-        nothing = _NoUnits() if attempt.plan.unit is Unit.RECORD else np.zeros_like(params)
-        return participant.encode(attempt.session, nothing, group)
+        weight = np.zeros(attempt.plan.weighting is not None, np.float32)
+        nothing = _NoUnits() if attempt.plan.unit is Unit.RECORD else np.append(np.zeros_like(params), weight)
+        return participant.encode(attempt.session, nothing, group, clip)
 
     def _update(
         self,
@@ -170,7 +183,7 @@ class PrivateClient:
         params: FloatVector,
         layout: Layout,
     ) -> FloatVector | Units:
-        """Return what training adds to the parameters that were sent, or the silo's units of records."""
+        """Return what training adds to the parameters that were sent, its weight last; or a silo's units of records."""
         if attempt.plan.unit is Unit.RECORD:
             made = self.train(layout.unflatten(params) | layout.initial_local(), settings)
             if not isinstance(made, Units):
@@ -182,10 +195,15 @@ class PrivateClient:
         trained = self.train(layout.unflatten(params) | local.load(layout), settings)
         if isinstance(trained, Units):
             raise ConfigError("units of records are for a plan with the unit record")
-        update = layout.flatten(trained) - params
+        weighted = trained if isinstance(trained, WeightedArrays) else WeightedArrays(trained, None)
+        update = layout.flatten(weighted.arrays) - params
+        if attempt.plan.weighting is not None:
+            if weighted.weight is None:
+                raise ConfigError("a plan with weights needs that of each update: num-examples among the metrics")
+            update = np.append(update, np.float32(weighted.weight))
         if not np.isfinite(update).all():
-            raise ConfigError("the trained arrays must be finite, got NaN or infinity")
-        local.keep(layout, trained)
+            raise ConfigError("the trained arrays and their weight must be finite, got NaN or infinity")
+        local.keep(layout, weighted.arrays)
         return update
 
 

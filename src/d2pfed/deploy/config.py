@@ -44,6 +44,7 @@ authority = "{authority}"  # whose signature under a roster counts
 protocols = ["pairwise", "lattice", "standing"]  # up to 1,000 clients; from 64 on, one message each; up to 128 silos
 units = {units}  # client: a plan protects all that is held here; record: only single records of it
 requests = ["training", "statistics", "evaluation"]  # what a server may ask this client's data for
+extras = ["adaptive_clip", "weights"]  # what a vector may have beside the update, within the same radius and noise
 mechanisms = ["centered", "ddgauss", "skellam"]  # each client's noise is its own and no other client knows it
 least_cohort = 10  # clients of a round
 most_cohort = 20000

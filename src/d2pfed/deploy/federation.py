@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from d2pfed.accounting import Sampling
 from d2pfed.deploy.layout import Layout, encode_task
@@ -13,6 +14,7 @@ from d2pfed.deploy.requests import RunAnnouncement
 from d2pfed.deploy.rosters import Draws, Positions, SignedRoster
 from d2pfed.deploy.transport import ClientExchange, Deadlines, NodeRegistry, Transport
 from d2pfed.errors import ConfigError, DamagedFile, ForgottenAttempt, LostRound, TooFewClients, VoidStep
+from d2pfed.noise.clipping import with_clip
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan, Protocol
@@ -162,10 +164,20 @@ class _Federation:
             members=members,
             needs_all=needs_all,
         )
+        self._clip: float | None = None  # of the round, where the plan's adapts
         self._positions: Positions | None = None  # the server's memory of where enrolled clients stand
         if roster is not None:
             file = deployment.positions / f"positions-{roster.authority.hex()[:16]}"
             self._positions = Positions(file, roster.keys)
+
+    def with_clip(self, clip: float) -> Self:
+        """Tell clients this clip from now on: the federation is that of a round, where the plan's clip adapts."""
+        self._clip = clip
+        return self
+
+    def _task(self, number: int) -> bytes:
+        """Return what clients are told to do in a round, its clip included."""
+        return with_clip(self._deployment.task(number), self._clip)
 
     def _wait(self, attempt: Attempt, wanted: Sequence[int], cohort: int, joining: float) -> None:
         """Wait for the clients of an attempt, and refuse to go on without a quorum."""
@@ -309,7 +321,7 @@ class CohortFederation(_Federation):
                 session,
                 self._exchange.carry(model, self._plan.download_bits),
                 self._exchange,
-                task=self._deployment.task(session.round),
+                task=self._task(session.round),
                 invite=invite,
                 refused=self._exchange.refused,
             )
@@ -365,7 +377,7 @@ class StandingFederation(_Federation):
             return self._standing.collect(
                 session,
                 self._exchange.carry(model, self._deployment.plan.download_bits),
-                self._deployment.task(session.round),
+                self._task(session.round),
             )
         except VoidStep as lack:
             _log.warning(

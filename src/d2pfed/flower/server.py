@@ -119,6 +119,7 @@ class PrivateFedAvg:
         keys: KeyUse | None = None,
         ledger: Path | None = None,
         personal: Sequence[str] = (),
+        max_weight: float | None = None,
     ) -> "PrivateFedAvg":
         """Return the strategy that trains a model within a privacy target.
 
@@ -127,12 +128,13 @@ class PrivateFedAvg:
         `run-2` and so on, or those that `d2pfed-run` names. A run that is done is followed by a new one. Dimension,
         population, rounds, sampling, participations and noise follow from model, roster and configuration. Buffers
         of a torch module, such as the statistics of batch norms, stay with the clients, and so do parameters that a
-        pattern of `personal` names, such as `head.*`: each client trains and keeps its own.
+        pattern of `personal` names, such as `head.*`: each client trains and keeps its own. With `max_weight` the mean
+        is weighted by the clients' `num-examples`, each capped at it, and nobody learns a client's number.
         """
         directory, roster, draws = read_server_directory(context.run_config)
         sizes = trained_sizes(model, (personal,) if isinstance(personal, str) else personal)
         target = complete_target(privacy, sizes, roster, context.run_config)
-        plan = calibrate(target)
+        plan = calibrate(target, max_weight)
         if personal and not may_outlive_rounds(plan):
             raise ConfigError("personal layers cannot be kept behind drawn cohorts: ask everyone in every round")
         return PrivateFedAvg(
@@ -187,10 +189,9 @@ class PrivateFedAvg:
         if not 1 <= rounds <= self.plan.rounds:
             raise ConfigError(f"num_rounds must be in [1, {self.plan.rounds}], as planned, got {rounds}")
         layout = Layout.of(arrays := to_named_arrays(initial_arrays), self.trained)
-        if layout.dimension != self.plan.codec.rotation.dimension:
+        if layout.dimension != self.plan.dimension:
             raise ConfigError(
-                f"the arrays must have the plan's {self.plan.codec.rotation.dimension} parameters, "
-                f"got {layout.dimension}"
+                f"the arrays must have the plan's {self.plan.dimension} parameters, got {layout.dimension}"
             )
         deadlines, partition = replace(self.deadlines, training=timeout), b""
         if self.roster is not None:

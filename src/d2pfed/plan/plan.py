@@ -26,7 +26,7 @@ from d2pfed.accounting import (
 )
 from d2pfed.errors import ConfigError
 from d2pfed.fields import check_arguments, check_fields
-from d2pfed.noise.clipping import AdaptiveClip, Weighting
+from d2pfed.noise.clipping import AdaptiveClip, Extra, Weighting
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import (
     LEAST_SILO_WIDTH,
@@ -138,8 +138,7 @@ class Plan:
         bounds.check_longest_mean(self.longest_mean)
         self._check_units()
         self._check_protocol()
-        extra = self.adaptive_clip is not None or self.weighting is not None
-        if isinstance(self.codec.rotation, Fold) and self.codec.rotation.kept != extra:
+        if isinstance(self.codec.rotation, Fold) and self.codec.rotation.kept != len(self.extras):
             raise ConfigError(
                 f"a fold must keep the bit or the weight apart and nothing else, got {self.codec.rotation.kept} kept"
             )
@@ -248,8 +247,13 @@ class Plan:
     @property
     def dimension(self) -> int:
         """How many parameters are trained; a client's bit for an adaptive clip, or its weight, is none of them."""
-        extra = self.adaptive_clip is not None or self.weighting is not None
-        return self.codec.rotation.dimension - extra
+        return self.codec.rotation.dimension - len(self.extras)
+
+    @property
+    def extras(self) -> tuple[Extra, ...]:
+        """What the last coordinates of a vector are, one each, behind the update."""
+        parts = {Extra.ADAPTIVE_CLIP: self.adaptive_clip, Extra.WEIGHTS: self.weighting}
+        return tuple(extra for extra, part in parts.items() if part is not None)
 
     @property
     def update_clip(self) -> float:

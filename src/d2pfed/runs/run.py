@@ -24,7 +24,6 @@ from d2pfed.round import (
     Outcome,
     aggregate,
     require_clip,
-    require_fixed_clip,
     run_plan,
 )
 from d2pfed.runs.directory import Checkpoint, RunDirectory, open_ledger
@@ -75,8 +74,6 @@ def open_run(
     `plan` is None for training in the clear. `ledger` is one that other runs over these clients share; None: the run's
     own.
     """
-    if plan is not None and settings.is_deployed:
-        require_fixed_clip(plan, "a deployment")
     with ExitStack() as stack:
         directory = stack.enter_context(RunDirectory.open(path, canonical.encode(settings)))
         name = directory.path.name
