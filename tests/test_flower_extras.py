@@ -72,7 +72,7 @@ def weighing(weights=WEIGHTS):
     return make
 
 
-def planned(max_weight=None, **changes):
+def planned(max_weight=None, *, count_failures=False, **changes):
     settings = {
         "dimension": DIMENSION,
         "population": CLIENTS,
@@ -80,8 +80,9 @@ def planned(max_weight=None, **changes):
         "rounds": 2,
         "sampling": "none",
     }
-    settings |= {"against": "server", "epsilon": 5000.0, "delta": 1e-5, "dropouts": 0.4, "spare": 4}
-    return calibrate(PrivacyTarget(**(settings | {"consistency": "signed"} | changes)), max_weight)
+    settings |= {"against": "server", "epsilon": 1e5, "delta": 1e-5, "dropouts": 0.4, "spare": 4}
+    target = PrivacyTarget(**(settings | {"consistency": "signed"} | changes))
+    return calibrate(target, max_weight, count_failures=count_failures)
 
 
 EXTRAS = {"plain": {}, "weights": {"max_weight": CAP}, "adaptive clip": {"clip": "auto(0.5)"}}
@@ -146,14 +147,15 @@ def test_the_clip_follows_the_updates(tmp_path, keys):
     clips = [line["clip"] for line in lines]
     assert clips[0] == 0.01
     for before, after in pairwise(clips):  # all are beyond it: by e^(rate / 2) each time
-        assert after == pytest.approx(before * np.exp(0.1), rel=0.02)
+        assert after == pytest.approx(before * np.exp(0.1), rel=0.1)  # the fraction has a noise of 0.1, as planned
+    assert clips[-1] > 1.15 * clips[0]
 
 
 def test_a_round_is_clipped_by_its_own_clip(tmp_path):
     plan, roster = planned(clip="auto(2.0)", rounds=4), enrol(tmp_path, CLIENTS)
     found = start(make_strategy(plan, tmp_path, roster), make_grid(tmp_path, train=weighing()))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert lines[-1]["clip"] < 1.6  # it has moved, and every update is within it still
+    assert lines[-1]["clip"] < 1.8  # it has moved, and every update is within it still
     assert np.abs(found - 4 * np.mean([updates_of(each) for each in range(CLIENTS)], axis=0)).max() < 0.05
 
 
@@ -197,3 +199,39 @@ def test_a_statistic_takes_neither(tmp_path):
     strategy = make_strategy(planned(CAP, rounds=1), tmp_path, enrol(tmp_path, CLIENTS))
     with pytest.raises(ConfigError, match="a statistic takes nothing beside its vector, the plan has weights"):
         private_total(strategy, make_grid(tmp_path), "sum", DIMENSION)
+
+
+@pytest.mark.parametrize("keys", KeyUse)
+@pytest.mark.parametrize(
+    "changes", [{}, {"clip": "auto(0.5)"}, {"max_weight": CAP}], ids=["plain", "clip", "weights"]
+)
+def test_the_server_learns_how_many_clients_failed(tmp_path, keys, changes):
+    def train(client):
+        def fail(message, _context):
+            raise RuntimeError("no such column: age")
+
+        def misshape(message, _context):
+            arrays = ArrayRecord({"params": Array(np.zeros(3, np.float32))})
+            return Message(RecordDict({"arrays": arrays}), reply_to=message)
+
+        return {1: fail, 3: misshape}.get(client, weighing()(client))
+
+    plan, roster = planned(rounds=1, count_failures=True, **changes), with_keys(tmp_path)
+    start(make_strategy(plan, tmp_path, roster, keys=keys), make_grid(tmp_path, train=train))
+    record = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    error = plan.failures_error(CLIENTS)
+    assert error < 0.2
+    assert record["failures"] == pytest.approx(2, abs=6 * error)
+    figures = (tmp_path / "run" / "metrics.prom").read_text()
+    assert f"}} {record['failures']:.10g}\n" in figures.partition("TYPE d2pfed_failures_estimated")[2]
+    assert "d2pfed_failures_standard_error" in figures
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert f"{record['failures']:.1f} \u00b1 {error:.1f}" in page
+    assert record["survivors"] == CLIENTS
+
+
+def test_failures_are_not_counted_unless_asked_for(tmp_path):
+    start(make_strategy(planned(rounds=1), tmp_path, enrol(tmp_path, CLIENTS)), make_grid(tmp_path))
+    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text())["failures"] is None
+    assert "failures" not in (tmp_path / "run" / "metrics.prom").read_text()
+    assert "training failed, estimate" not in (tmp_path / "run" / "report.html").read_text()

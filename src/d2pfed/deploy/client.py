@@ -158,6 +158,9 @@ class PrivateClient:
             entropy=Entropy.system().require_system(),
             participations=attempt.charge(),
         )
+        # Made before any data is touched: what is sent in place of an update must not fail in its turn.
+        size = len(params) + (attempt.plan.weighting is not None)
+        nothing = _NoUnits() if attempt.plan.unit is Unit.RECORD else np.zeros(size, np.float32)
         process = os.getpid()
         try:
             update = self._update(attempt, settings, params, layout)
@@ -172,9 +175,7 @@ class PrivateClient:
             # A copy that a user's function has forked and let out would send a second vector with one noise.
             if os.getpid() != process:
                 os._exit(1)
-        weight = np.zeros(attempt.plan.weighting is not None, np.float32)
-        nothing = _NoUnits() if attempt.plan.unit is Unit.RECORD else np.append(np.zeros_like(params), weight)
-        return participant.encode(attempt.session, nothing, group, clip)
+        return participant.encode(attempt.session, nothing, group, clip, has_failed=True)
 
     def _update(
         self,

@@ -14,6 +14,7 @@ from d2pfed.deploy.requests import RunAnnouncement
 from d2pfed.deploy.rosters import Draws, Positions, SignedRoster
 from d2pfed.deploy.transport import ClientExchange, Deadlines, NodeRegistry, Transport
 from d2pfed.errors import ConfigError, DamagedFile, ForgottenAttempt, LostRound, TooFewClients, VoidStep
+from d2pfed.ledger import RowKind
 from d2pfed.noise.clipping import with_clip
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
@@ -21,8 +22,10 @@ from d2pfed.plan import Plan, Protocol
 from d2pfed.round import Attempt, AttemptSession, Collected, Invite, OpenSum, StandingRun, gather, session_of
 from d2pfed.round.aggregation import ignore
 from d2pfed.round.standing import ASSUMPTIONS
-from d2pfed.runs import ExchangeRecord, Run
+from d2pfed.runs import ExchangeRecord, Run, SiloRecord, SiloTable
 from d2pfed.runs.directory import RunDirectory
+from d2pfed.runs.json_files import to_json
+from d2pfed.runs.report.content import SILOS
 from d2pfed.secagg import Roster, Sum, standing
 from d2pfed.secagg.draws import Opening, draw_key, draw_order
 from d2pfed.secagg.heads import CertifiedRoster
@@ -366,6 +369,28 @@ class StandingFederation(_Federation):
         begun = self._stated(each.epochs for each in self._registry.progress.values())
         self._standing.epochs = max(self._standing.epochs, begun)
         return self._standing.members(attempt)
+
+    def note_silos(self, *_told: object) -> None:
+        """Keep for the report what is known of each silo: its part in the ledger, and what it has said and signed."""
+        run, positions = self._deployment.run, {} if self._positions is None else self._positions.latest()
+        rows = () if run.ledger is None else run.ledger.attempts.values()
+        charged = [row for row in rows if row.release.run == run.name and row.kind is not RowKind.VOID]
+        reasons, silos = self._deployment.transport.reasons, list[SiloRecord]()
+        for silo in self._standing.silos:
+            own = [row for row in charged if silo in row.release.participants]
+            sums = {row.release.round + 1 for row in own if row.kind is RowKind.COMMIT}
+            silos.append(
+                SiloRecord(
+                    silo=silo,
+                    rounds=len(sums),
+                    charged=len(own),
+                    last_round=max(sums, default=0),
+                    position=positions[silo].count if silo in positions else None,
+                    is_here=silo in self._registry.nodes,
+                    refusal=reasons.get(self._registry.spoken.get(silo, -1), ""),
+                )
+            )
+        run.directory.replace(SILOS, to_json(SiloTable(tuple(silos))).encode())
 
     def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> standing.Step:
         """Return the step of an attempt."""

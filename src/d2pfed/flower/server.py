@@ -120,6 +120,7 @@ class PrivateFedAvg:
         ledger: Path | None = None,
         personal: Sequence[str] = (),
         max_weight: float | None = None,
+        count_failures: bool = False,
     ) -> "PrivateFedAvg":
         """Return the strategy that trains a model within a privacy target.
 
@@ -129,12 +130,13 @@ class PrivateFedAvg:
         population, rounds, sampling, participations and noise follow from model, roster and configuration. Buffers
         of a torch module, such as the statistics of batch norms, stay with the clients, and so do parameters that a
         pattern of `personal` names, such as `head.*`: each client trains and keeps its own. With `max_weight` the mean
-        is weighted by the clients' `num-examples`, each capped at it, and nobody learns a client's number.
+        is weighted by the clients' `num-examples`, each capped at it, and nobody learns a client's number. With
+        `count_failures` the server learns in each round about how many clients' training failed, and not whose.
         """
         directory, roster, draws = read_server_directory(context.run_config)
         sizes = trained_sizes(model, (personal,) if isinstance(personal, str) else personal)
         target = complete_target(privacy, sizes, roster, context.run_config)
-        plan = calibrate(target, max_weight)
+        plan = calibrate(target, max_weight, count_failures=count_failures)
         if personal and not may_outlive_rounds(plan):
             raise ConfigError("personal layers cannot be kept behind drawn cohorts: ask everyone in every round")
         return PrivateFedAvg(
@@ -238,7 +240,9 @@ class PrivateFedAvg:
                 draws=self.draws,
             )
             if self.has_standing_keys:
-                summary = run.train(StandingFederation(deployment), evaluator, monitor, rounds)
+                silos = StandingFederation(deployment)
+                monitor.callbacks = (silos.note_silos, *callbacks)
+                summary = run.train(silos, evaluator, monitor, rounds)
             else:
                 summary = run.train(CohortFederation(deployment), evaluator, monitor, rounds)
             if summary.end is End.EXHAUSTED:

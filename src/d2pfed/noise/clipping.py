@@ -36,6 +36,7 @@ class Extra(Choice):
 
     ADAPTIVE_CLIP = "adaptive_clip"  # a bit: whether the update was within the round's clip
     WEIGHTS = "weights"  # the client's capped weight in the mean
+    FAILURES = "failures"  # the radius if the client has nothing else to send because something failed
 
 
 QUANTILE = 0.5  # a missing or silent client counts as one half, which is no bias where one half is the target

@@ -84,6 +84,7 @@ class Plan:
         batches: how records are drawn inside silos, where the unit is a record.
         records: the public number of records, with which sums are divided.
         weighting: how private weights are carried; None: all clients weigh alike.
+        counts_failures: whether a client whose training failed says so in one more coordinate.
         committee: who holds shares in the lattice protocol; None: another protocol.
         secret: how many numbers a client's secret has in the lattice protocol.
         has_standing_keys: whether clients keep their keys for a run, as silos of records do.
@@ -112,6 +113,7 @@ class Plan:
     batches: BatchSampling | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
     records: int | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
     weighting: Weighting | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    counts_failures: bool = field(default=False, metadata=canonical.OMITTED_IF_DEFAULT)
     committee: Committee | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
     secret: int | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
     has_standing_keys: bool = field(default=False, metadata=canonical.OMITTED_IF_DEFAULT)
@@ -147,6 +149,8 @@ class Plan:
                 f"the codec's clip must be the radius {self.adaptive_clip.radius} of a vector with its bit where the "
                 f"clip adapts, got {self.codec.clip}"
             )
+        if self.counts_failures and self.unit is not Unit.CLIENT:
+            raise ConfigError(f"failures are counted where the unit is a client, got {self.unit}")
         if self.weighting is not None and (
             self.adaptive_clip is not None or self.unit is not Unit.CLIENT or self.codec.clip != 1
         ):
@@ -253,7 +257,12 @@ class Plan:
     def extras(self) -> tuple[Extra, ...]:
         """What the last coordinates of a vector are, one each, behind the update."""
         parts = {Extra.ADAPTIVE_CLIP: self.adaptive_clip, Extra.WEIGHTS: self.weighting}
-        return tuple(extra for extra, part in parts.items() if part is not None)
+        found = tuple(extra for extra, part in parts.items() if part is not None)
+        return (*found, Extra.FAILURES) if self.counts_failures else found
+
+    def failures_error(self, survivors: int) -> float:
+        """Return the standard error of the number of failures in a sum over so many clients, by the noise alone."""
+        return math.sqrt(self.noise(survivors).sum_variance) * self.codec.granularity / self.codec.clip
 
     @property
     def update_clip(self) -> float:

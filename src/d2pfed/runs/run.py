@@ -151,7 +151,7 @@ class Run:
                 state = trained.state
                 is_measured = trained.round % evaluate_every == 0 or trained.round == planned
                 metrics = evaluator.validate(trained.round, state.average) if is_measured else {}
-                clipping, clip = trained.clipping, None if plan is None else plan.update_clip
+                clipping, clip = trained.clipping, None if plan is None else state.clip or plan.update_clip
                 record = RoundRecord(
                     round=trained.round,
                     metrics=metrics,
@@ -159,6 +159,7 @@ class Run:
                     survivors=trained.survivors,
                     attempt=trained.attempt,
                     lost=trained.lost,
+                    failures=trained.failures,
                     update_norm=trained.update_norm,
                     clip=clip if clipping is None else clipping.clip,
                     fraction_clipped=None if clipping is None else 1 - clipping.within,
