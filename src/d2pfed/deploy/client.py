@@ -152,15 +152,15 @@ class PrivateClient:
         asked = Request.STATISTICS if STATISTIC in settings else Request.TRAINING
         attempt.config.policy.require_request(Request.EVALUATION if is_evaluation(settings) else asked)
         params = decode_model(model, layout.dimension, attempt.plan.download_bits)
+        # Made before any data is touched: what is sent in place of an update must not fail in its turn.
+        size = len(params) + (attempt.plan.weighting is not None)
+        nothing = _NoUnits() if attempt.plan.unit is Unit.RECORD else np.zeros(size, np.float32)
         participant = Participant(
             plan=attempt.plan,
             client=attempt.config.client,
             entropy=Entropy.system().require_system(),
             participations=attempt.charge(),
         )
-        # Made before any data is touched: what is sent in place of an update must not fail in its turn.
-        size = len(params) + (attempt.plan.weighting is not None)
-        nothing = _NoUnits() if attempt.plan.unit is Unit.RECORD else np.zeros(size, np.float32)
         process = os.getpid()
         try:
             update = self._update(attempt, settings, params, layout)

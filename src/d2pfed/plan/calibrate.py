@@ -116,8 +116,13 @@ def _widened(target: PrivacyTarget, part: AdaptiveClip | Weighting | None, *, co
     codec = plan.codec
     if isinstance(codec.rotation, Fold):
         codec = replace(codec, rotation=replace(codec.rotation, kept=extra))
-    adaptive, weighting = (part if isinstance(part, kind) else None for kind in (AdaptiveClip, Weighting))
-    return replace(plan, codec=codec, adaptive_clip=adaptive, weighting=weighting, counts_failures=count_failures)
+    return replace(
+        plan,
+        codec=codec,
+        adaptive_clip=part if isinstance(part, AdaptiveClip) else None,
+        weighting=part if isinstance(part, Weighting) else None,
+        counts_failures=count_failures,
+    )
 
 
 @lru_cache(maxsize=64)  # a summary asks for what the calibration began with
