@@ -11,8 +11,10 @@ from flwr.app import Context, RecordDict
 
 from d2pfed.cli import main
 from d2pfed.deploy.account import ClientAccount, ClientSpending, charged
+from d2pfed.deploy.client import PrivateClient
 from d2pfed.deploy.config import APP_SETTING, ClientBudget, read_client_config
 from d2pfed.deploy.health import client_status, server_status
+from d2pfed.deploy.requests import RequestKind
 from d2pfed.errors import ConfigError, TooFewClients
 from d2pfed.flower.server import PrivateFedAvg
 from d2pfed.ledger.client_log import Entry
@@ -53,6 +55,16 @@ def test_an_app_that_is_not_listed_is_refused(tmp_path):
     for name in (OTHER, ""):
         with pytest.raises(TooFewClients, match=f"serves the apps {ONE} only, got {name or 'no name'}"):
             train(tmp_path, roster, name, "not-listed")
+
+
+def test_a_transport_that_names_no_app_gets_no_answer_where_apps_are_told_apart(tmp_path):
+    enrol(tmp_path, 5)
+    serve(tmp_path, f'[apps."{ONE}"]\nepsilon = 1.0')
+    client = PrivateClient(
+        read_client_config(directory_of(tmp_path, 0)), 100, {}, lambda *_: pytest.fail("trained")
+    )
+    with pytest.raises(ConfigError, match="was not told which of them answers"):
+        client.answer(RequestKind.ANNOUNCEMENT, b"")
 
 
 def test_without_a_list_every_app_is_served_and_none_is_told_apart(tmp_path):
