@@ -99,9 +99,7 @@ class PrivateClient:
         return answer
 
     def _answer(self, kind: RequestKind, data: bytes) -> bytes:
-        if (
-            self.config.apps and not self.config.app
-        ):  # a transport that does not say which, and so no limit to keep to
+        if self.config.apps and not self.config.app:  # by the transport: there would be no limit to keep to
             raise ConfigError("this client tells its apps apart, and was not told which of them answers")
         if kind is RequestKind.PRESENCE:
             return HAS_KEYS if holds_keys(self.config, data) else HAS_NO_KEYS

@@ -79,7 +79,9 @@ class Monitor:
         metrics = "".join(f", {name} {value:.4g}" for name, value in record.metrics.items())
         if record.failures is not None:
             error = self.plan.failures_error(record.survivors or 0)
-            metrics += f", training failed at {record.failures:.1f} clients (standard error {error:.1f})"
+            metrics += (
+                f", training failed at {round(record.failures, 1) + 0.0} clients (standard error {error:.1f})"
+            )
         _log.info(
             "round %d of %d: %s of %d survivors, epsilon %.3g against the server charged so far%s%s",
             *(record.round, self.plan.rounds, record.survivors, self.plan.cohort_size),

@@ -66,10 +66,9 @@ def numbered_run(root: Path, number: int) -> Path:
 
 def last_run(root: Path) -> Path:
     """Return the directory of the last run that a server has begun without a name; of its first if there is none."""
-    numbers = (each.name.removeprefix("run-") for each in root.glob("run-*"))
-    return numbered_run(
-        root, max((int(each) for each in numbers if each.isdecimal() and each.isascii()), default=1)
-    )
+    names = (each.name.removeprefix("run-") for each in root.glob("run-*"))
+    numbers = [int(name) for name in names if name.isascii() and name.isdecimal()]
+    return numbered_run(root, max(numbers, default=1))
 
 
 def next_run(root: Path) -> Path:
@@ -80,11 +79,12 @@ def next_run(root: Path) -> Path:
     """
     last = last_run(root)
     file = last / "summary.json"
-    is_done = file.exists() and from_json(RunSummary, read_text(file), str(file)).end in (
+    if not file.exists() or from_json(RunSummary, read_text(file), str(file)).end not in (
         End.COMPLETE,
         End.STOPPED,
-    )
-    return numbered_run(root, int(last.name.partition("-")[2] or 1) + 1) if is_done else last
+    ):
+        return last
+    return numbered_run(root, int(last.name.partition("-")[2] or 1) + 1)
 
 
 def trained_sizes(model: object, personal: Sequence[str] = ()) -> dict[str, int]:

@@ -294,9 +294,8 @@ class NodeRegistry:
             require_signature(self.roster.key(answer.client), answer.signature, statement)
         elif answer.client not in self.population:
             raise PeerError(f"client {answer.client} is not of this population")
-        self.nodes[answer.client] = self.spoken[answer.client] = (
-            node  # a client that comes back through another node is found there
-        )
+        self.nodes[answer.client] = node  # a client that comes back through another node is found there
+        self.spoken[answer.client] = node
         self.progress[answer.client] = answer.progress
 
 
