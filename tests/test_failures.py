@@ -1,12 +1,11 @@
 """A private count of clients whose training failed: one coordinate of the same sum, within the same radius."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from d2pfed import ConfigError, Entropy, Participant, PrivacyTarget, calibrate
+from d2pfed import Entropy, Participant, PrivacyTarget, calibrate
 from d2pfed.noise.clipping import Extra
 from d2pfed.noise.codec import Codec
 from d2pfed.numerics import canonical
@@ -102,9 +101,39 @@ def test_it_costs_a_coordinate_and_no_noise():
     assert weighted.dimension == D
 
 
-def test_failures_are_not_counted_over_records():
-    records = target(unit="record", records=4000, epsilon=8.0, clip=1.0, colluders=0.1, dropouts=0.1)
-    with pytest.raises(ConfigError, match="failures are counted where the unit is a client, got record"):
-        calibrate(records, count_failures=True)
-    with pytest.raises(ConfigError, match="failures are counted"):
-        replace(calibrate(records), counts_failures=True)
+def record_sum(plan, rows):
+    """The exact integers of a silo's batch of these rows, before its noise."""
+    session = session_of(plan, Attempt("run", 0, 0), tuple(range(CLIENTS)))
+    own = Participant(plan=plan, client=0, entropy=Entropy.replay(b"records"), participations=0)
+    batch = own.batch(session, len(rows))
+    batch.add(np.array(rows, np.float32)[batch.chosen])
+    return batch.total, rotation_seed(session)
+
+
+def records(**changes):
+    return calibrate(
+        target(unit="record", records=4000, batch_rate=1.0, clip=1.0, colluders=0.1, **changes),
+        count_failures=True,
+    )
+
+
+@pytest.mark.parametrize("changes", [{}, {"compression": 8}])
+def test_a_record_tells_by_itself_alone_that_it_has_failed(changes):
+    plan = records(**changes)
+    good, failed = np.full(D, 0.2), np.full(D, np.nan)
+    mixed, alone = (record_sum(plan, rows)[0] for rows in ([good, failed, good], [failed]))
+    np.testing.assert_array_equal(mixed, record_sum(plan, [good, good])[0] + alone)
+    half = good.copy()
+    half[3] = np.inf
+    np.testing.assert_array_equal(alone, record_sum(plan, [half])[0])  # nothing else of it is told
+    radius = plan.codec.clip / plan.codec.granularity * 2**plan.codec.fraction_bits
+    assert radius * 0.99 < np.linalg.norm(alone) <= radius
+
+
+def test_the_sum_of_records_tells_how_many_failed():
+    plan = records()
+    rows = [np.full(D, 0.2)] * 30 + [np.full(D, np.nan)] * 12
+    total, seed = record_sum(plan, rows)
+    found = plan.codec.decode((total >> plan.codec.fraction_bits).astype(np.int64), seed, 1.0)
+    assert found[-1] / plan.codec.clip == pytest.approx(12, abs=0.2)
+    assert found[:D] == pytest.approx(np.full(D, 6.0), abs=0.2)

@@ -234,4 +234,4 @@ def test_failures_are_not_counted_unless_asked_for(tmp_path):
     start(make_strategy(planned(rounds=1), tmp_path, enrol(tmp_path, CLIENTS)), make_grid(tmp_path))
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text())["failures"] is None
     assert "failures" not in (tmp_path / "run" / "metrics.prom").read_text()
-    assert "training failed, estimate" not in (tmp_path / "run" / "report.html").read_text()
+    assert "failed, estimate" not in (tmp_path / "run" / "report.html").read_text()

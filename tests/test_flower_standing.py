@@ -453,7 +453,7 @@ class Uncounted(Rows):
         raise RuntimeError("a secret of the data")
 
 
-def record_plan(records=200, rounds=2, batch_rate=1.0):
+def record_plan(records=200, rounds=2, batch_rate=1.0, *, count_failures=False):
     return calibrate(
         PrivacyTarget(
             unit="record",
@@ -469,7 +469,8 @@ def record_plan(records=200, rounds=2, batch_rate=1.0):
             against="server",
             consistency="signed",
             spare=2,
-        )
+        ),
+        count_failures=count_failures,
     )
 
 
@@ -503,6 +504,23 @@ def test_records_over_flower_are_drawn_clipped_and_summed(tmp_path):
     spread = 8 * plan.sigma * 2 / plan.divisor
     assert np.abs(params - expected).max() < spread < expected.max()
     assert set(kinds_sent(grid)) >= {MessageKind.STANDING_REQUEST}
+
+
+def test_the_server_learns_how_many_records_failed(tmp_path):
+    plan = record_plan(rounds=1, count_failures=True)
+
+    class Halves(Rows):
+        def gradients(self, chosen):
+            if chosen[0] % 2:
+                raise ValueError("a secret of the data")
+            return super().gradients(chosen)
+
+    silos, grid = records_grid(tmp_path, plan, {1: Halves, 3: Halves})
+    start(silos, grid)
+    record = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    error = plan.failures_error(CLIENTS)
+    assert error < 4
+    assert record["failures"] == pytest.approx(40, abs=6 * error)  # twenty of each silo that has such records
 
 
 def test_the_report_tells_of_each_silo_what_the_server_knows(tmp_path):

@@ -261,12 +261,12 @@ class SingleUnits:
         return self.units.count
 
     def gradients(self, chosen: IntVector) -> Iterator[NDArray[np.float32]]:
-        """Yield the vectors of the chosen units, a row of zeros for one that has none."""
+        """Yield the vectors of the chosen units; for one that has none, a row that is not finite and counts as zero."""
         failures: list[BaseException] = []
         step = max(1, _TOGETHER // self.dimension)
         for start in range(0, len(chosen), step):
             part = chosen[start : start + step]
-            rows = np.zeros((len(part), self.dimension), np.float32)
+            rows = np.full((len(part), self.dimension), np.nan, np.float32)
             for row, unit in zip(rows, part, strict=True):
                 try:
                     (given,) = islice(self.units.gradients(np.array([int(unit)])), 2)
@@ -274,8 +274,8 @@ class SingleUnits:
                     if found.shape == (1, self.dimension - self.padding) and np.issubdtype(
                         found.dtype, np.floating
                     ):
-                        with np.errstate(all="ignore"):  # what is not finite counts as zero later
-                            row[self.padding :] = found[0]
+                        with np.errstate(all="ignore"):
+                            row[: self.padding], row[self.padding :] = 0, found[0]
                     else:
                         kind = f"{found.dtype} of shape {found.shape}"
                         failures = failures or [

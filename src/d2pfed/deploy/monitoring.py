@@ -25,7 +25,7 @@ _HELP = {
     "d2pfed_attempts_charged_total": ("counter", "Attempts that may have been opened."),
     "d2pfed_cohort_clients": ("gauge", "Clients that a round asks."),
     "d2pfed_survivors": ("gauge", "Clients whose vectors are in the last sum."),
-    "d2pfed_failures_estimated": ("gauge", "Noised number of clients in the last sum whose training failed."),
+    "d2pfed_failures_estimated": ("gauge", "Noised number of clients, or records, in the last sum that failed."),
     "d2pfed_failures_standard_error": ("gauge", "What the noise adds to that number, as a standard error."),
     "d2pfed_round_seconds": ("gauge", "Seconds of the last round."),
     "d2pfed_exchange_seconds": ("gauge", "Seconds of each exchange of the last round."),
@@ -79,9 +79,8 @@ class Monitor:
         metrics = "".join(f", {name} {value:.4g}" for name, value in record.metrics.items())
         if record.failures is not None:
             error = self.plan.failures_error(record.survivors or 0)
-            metrics += (
-                f", training failed at {round(record.failures, 1) + 0.0} clients (standard error {error:.1f})"
-            )
+            count = f"{round(record.failures, 1) + 0.0} {self.plan.unit}s"
+            metrics += f", {count} failed (standard error {error:.1f})"
         _log.info(
             "round %d of %d: %s of %d survivors, epsilon %.3g against the server charged so far%s%s",
             *(record.round, self.plan.rounds, record.survivors, self.plan.cohort_size),

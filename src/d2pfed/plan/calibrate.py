@@ -54,7 +54,7 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None, *, count_f
     Args:
         target: the privacy target, with dimension, population, cohort size and rounds.
         max_weight: the mean is weighted by private weights of at most this; None: all clients weigh alike.
-        count_failures: clients whose training fails say so, in one more coordinate.
+        count_failures: clients whose training fails say so, in one more coordinate; of records, each record.
 
     Raises:
         ConfigError: if no noise and no number of bits meets the target.

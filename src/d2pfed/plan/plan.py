@@ -84,7 +84,7 @@ class Plan:
         batches: how records are drawn inside silos, where the unit is a record.
         records: the public number of records, with which sums are divided.
         weighting: how private weights are carried; None: all clients weigh alike.
-        counts_failures: whether a client whose training failed says so in one more coordinate.
+        counts_failures: whether a client whose training failed says so in one more coordinate; of records, each record.
         committee: who holds shares in the lattice protocol; None: another protocol.
         secret: how many numbers a client's secret has in the lattice protocol.
         has_standing_keys: whether clients keep their keys for a run, as silos of records do.
@@ -149,8 +149,6 @@ class Plan:
                 f"the codec's clip must be the radius {self.adaptive_clip.radius} of a vector with its bit where the "
                 f"clip adapts, got {self.codec.clip}"
             )
-        if self.counts_failures and self.unit is not Unit.CLIENT:
-            raise ConfigError(f"failures are counted where the unit is a client, got {self.unit}")
         if self.weighting is not None and (
             self.adaptive_clip is not None or self.unit is not Unit.CLIENT or self.codec.clip != 1
         ):

@@ -100,8 +100,16 @@ class Batches:
         return Batches(own, totals, drawn)
 
     def add(self, owners: IntVector, vectors: NDArray[np.float32]) -> None:
-        """Add vectors, each to the batch with its owner's number, as `Batch.add` does."""
+        """Add vectors, each to the batch with its owner's number, as `Batch.add` does.
+
+        Where the plan counts failures, a row that is not finite stands for the radius in a coordinate of its own.
+        Guarantee: whether a record has failed is told by its own row. Checked: test_failures.py.
+        """
         first = self.each[0]
+        if first.plan.counts_failures:
+            failed = ~np.isfinite(vectors).all(axis=1)
+            told = failed.astype(np.float32) * np.float32(first.plan.codec.clip)
+            vectors = np.column_stack([np.where(failed[:, None], np.float32(0), vectors), told])
         first.plan.codec.add_prepared(self.totals, owners, vectors, first.seed, self.dithers)
 
 
