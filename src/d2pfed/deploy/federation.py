@@ -25,7 +25,7 @@ from d2pfed.round.standing import ASSUMPTIONS
 from d2pfed.runs import ExchangeRecord, Run, SiloRecord, SiloTable
 from d2pfed.runs.directory import RunDirectory
 from d2pfed.runs.json_files import to_json
-from d2pfed.runs.report.content import SILOS
+from d2pfed.runs.records import SILOS
 from d2pfed.secagg import Roster, Sum, standing
 from d2pfed.secagg.draws import Opening, draw_key, draw_order
 from d2pfed.secagg.heads import CertifiedRoster

@@ -107,7 +107,7 @@ class Batches:
         """
         first = self.each[0]
         if first.plan.counts_failures:
-            failed = ~np.isfinite(vectors).all(axis=1)
+            failed = np.asarray(~np.isfinite(vectors).all(axis=1))
             told = failed.astype(np.float32) * np.float32(first.plan.codec.clip)
             vectors = np.column_stack([np.where(failed[:, None], np.float32(0), vectors), told])
         first.plan.codec.add_prepared(self.totals, owners, vectors, first.seed, self.dithers)

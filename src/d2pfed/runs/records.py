@@ -10,6 +10,9 @@ from d2pfed.plan import PrivacyTarget
 from d2pfed.training import ServerOptimizer
 
 
+SILOS = "silos.json"  # in a run's directory, if it is one of silos elsewhere
+
+
 @dataclass(frozen=True, slots=True)
 class ArrayShape:
     """A named array of the model, as it lies in the flat vector of parameters."""

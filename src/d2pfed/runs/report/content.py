@@ -14,12 +14,11 @@ from d2pfed.plan import MechanismName, Plan, PlanSummary, PrivacyTarget, Protoco
 from d2pfed.plan.describe import describe_plan
 from d2pfed.plan.plan import TYPES
 from d2pfed.runs.json_files import from_json, parse, read_text, require_directory
-from d2pfed.runs.records import RoundRecord, RunSummary, SiloTable, TrainingAudit
+from d2pfed.runs.records import SILOS, RoundRecord, RunSummary, SiloTable, TrainingAudit
 
 Value = TypeVar("Value")
 
 BASELINE = "baseline.json"  # in a run's directory, if it names one
-SILOS = "silos.json"  # in a run's directory, if it is one of silos elsewhere
 AUDIT = "audit.json"  # in a run's directory, if its training was audited
 MOST_ITEMS = 20  # of a list in a table; the whole of it is in the file
 _CHOSEN_BY_TYPE = frozenset({"mechanism", "rotation"})  # their type is what was chosen
