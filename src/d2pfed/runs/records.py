@@ -9,7 +9,6 @@ from d2pfed.errors import ConfigError
 from d2pfed.plan import PrivacyTarget
 from d2pfed.training import ServerOptimizer
 
-
 SILOS = "silos.json"  # in a run's directory, if it is one of silos elsewhere
 
 
