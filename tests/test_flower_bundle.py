@@ -21,8 +21,8 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.utils import get_load_client_app_fn
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower import bundle
-from d2pfed.flower.runtime import PinnedApp
+from d2pfed.flower import bundle, runtime
+from d2pfed.flower.runtime import Apps, LocalApp, PinnedApp
 from support.twins import twin
 
 LIGHT = Path(__file__).resolve().parent / "flower_light"
@@ -62,7 +62,7 @@ def planted(directory: Path, files: dict[str, str] = PLANTED) -> Path:
 
 
 def whose(content: bytes, place: Path) -> str:
-    with bundle.loaded(content, place) as app:
+    with bundle.loaded(content, place) as (_name, app):
         return app.whose
 
 
@@ -87,10 +87,10 @@ def test_an_app_that_was_installed_before_is_not_loaded(tmp_path, monkeypatch):
     content = packed(PINNED | {".info/CONTENT": "\n".join(manifest)})
     pin = hashlib.sha256(content).hexdigest()
     planted(home / "apps" / f"tests.own.1.0.0.{pin[:8]}")
-    source = PinnedApp(pin, tmp_path)
+    source = Apps((PinnedApp(pin, tmp_path),))
     for run in (run_of(), run_of("tests/own", "../../elsewhere")):
-        with source.load(run, SimpleNamespace(content=content)) as app:
-            assert app.whose == "pinned"
+        with source.load(run, SimpleNamespace(content=content)) as (name, app):
+            assert (name, app.whose) == ("tests/own", "pinned")
     # Flower's own way, which finds a directory of that name and looks no further.
     install_from_fab(content, skip_prompt=True)
     assert get_load_client_app_fn("", None, multi_app=True)("tests/own", "1.0.0", pin).whose == "planted"
@@ -99,9 +99,24 @@ def test_an_app_that_was_installed_before_is_not_loaded(tmp_path, monkeypatch):
 def test_another_bundle_than_the_pinned_one_is_not_unpacked(tmp_path, monkeypatch):
     unpacked = []
     monkeypatch.setattr(bundle, "unpack", lambda *given: unpacked.append(given))
-    with pytest.raises(PeerError, match=r"this client runs the app 0000000000000000\.\.\. only"):
-        PinnedApp("0" * 64, tmp_path).load(run_of(), SimpleNamespace(content=packed(PLANTED))).__enter__()
+    with pytest.raises(PeerError, match=r"this client runs the app 0000000000000000\.\.\., and was sent"):
+        Apps((PinnedApp("0" * 64, tmp_path),)).load(run_of(), SimpleNamespace(content=packed(PLANTED))).__enter__()
     assert unpacked == []
+
+
+def test_of_several_apps_the_one_of_the_run_answers_under_its_own_name(tmp_path):
+    content = packed(PINNED)
+    pin = hashlib.sha256(content).hexdigest()
+    apps = Apps((LocalApp(LIGHT), PinnedApp(pin, tmp_path)))
+    apps.preload()  # of one only: with several, modules of one name would be the first app's
+    assert "light.client_app" not in sys.modules
+    local = runtime.get_metadata_from_config(runtime.get_project_config(LIGHT))
+    with apps.load(run_of(*local), SimpleNamespace(content=b"")) as (name, _app):
+        assert name == local[0]
+    with apps.load(run_of("someone/else"), SimpleNamespace(content=content)) as (name, app):
+        assert (name, app.whose) == ("tests/own", "pinned")  # as the bundle says, whatever the run is called
+    with pytest.raises(PeerError, match=r"runs the app .*light.*; this client runs the app"):
+        apps.load(run_of("someone/else"), SimpleNamespace(content=b"")).__enter__()
 
 
 @pytest.mark.parametrize("pin", ["", "0" * 63, "A" * 64, "0" * 64 + "\n"])
@@ -113,7 +128,7 @@ def test_a_pin_is_a_hash_as_sha256sum_prints_it(pin, tmp_path):
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 def test_a_bundle_that_flower_builds_is_loaded_and_removed(tmp_path):
     paths, finders = list(sys.path), list(sys.meta_path)
-    with bundle.loaded(build_fab_from_disk(LIGHT), tmp_path) as app:
+    with bundle.loaded(build_fab_from_disk(LIGHT), tmp_path) as (_name, app):
         assert isinstance(app, ClientApp)
         (fresh,) = tmp_path.iterdir()
         assert stat.S_IMODE(fresh.stat().st_mode) == 0o700

@@ -181,10 +181,16 @@ def test_the_guides_commands_run_as_they_are_written(tmp_path):
         for client in range(CLIENTS):
             here.start(f"client-{client}", commands[9], CLIENT=str(client))
         said = here.run("server", commands[10])
+        here.run("server", commands[10])  # the same command again: a new run, on the same accounts
+        status = here.run("client-3", "d2pfed client status ~/d2pfed-client")
     assert "10 of 10 clients are here" in said
     assert "round 2 of 2: 10 of 10 survivors, epsilon" in said
     rounds = (server / "d2pfed" / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["survivors"] for line in rounds] == [10, 10]
+    again = (server / "d2pfed" / "run-2" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["survivors"] for line in again] == [10, 10]
+    assert re.search(r"^vectors +4$", status, re.MULTILINE)
+    assert re.search(r"^last run +run-2-", status, re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -29,8 +29,10 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.supernode import start_client_internal
 from loopback import Federation
 
+from d2pfed.deploy.config import read_client_config
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower import node, runtime
+from d2pfed.ledger.client_log import Entry
 from support.local_grid import make_message
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -129,11 +131,11 @@ def bundle() -> SimpleNamespace:
 
 
 def test_a_local_app_answers_for_its_own_name_only():
-    source = runtime.LocalApp(LIGHT)
+    source = runtime.Apps((runtime.LocalApp(LIGHT),))
     source.preload()
     own = runtime.get_metadata_from_config(runtime.get_project_config(LIGHT))
-    with source.load(run_of(*own), bundle()) as app:
-        assert app.__class__.__name__ == "ClientApp"
+    with source.load(run_of(*own), bundle()) as (name, app):
+        assert (name, app.__class__.__name__) == (own[0], "ClientApp")
     with pytest.raises(PeerError, match=r"this client runs the app .*light"):
         source.load(run_of("someone/else"), bundle()).__enter__()
     with pytest.raises(PeerError, match="and was asked for another"):
@@ -143,8 +145,8 @@ def test_a_local_app_answers_for_its_own_name_only():
 def answered(monkeypatch, app) -> list[object]:
     """What happens when a message comes for an app, in order."""
     done = []
-    message = make_message(RecordDict(), 100)
-    monkeypatch.setattr(runtime, "pull_task_input", lambda _client: (message, "context", run_of(), bundle()))
+    message, context = make_message(RecordDict(), 100), SimpleNamespace(node_config={})
+    monkeypatch.setattr(runtime, "pull_task_input", lambda _client: (message, context, run_of(), bundle()))
     monkeypatch.setattr(runtime, "push_message", lambda _client, reply, context: done.append((reply, context)))
     monkeypatch.setattr(
         runtime, "push_task_output", lambda **output: done.extend((output["sub_status"], output["details"]))
@@ -152,7 +154,7 @@ def answered(monkeypatch, app) -> list[object]:
     monkeypatch.setattr(
         runtime, "HeartbeatSender", lambda _send: SimpleNamespace(start=lambda: done.append("heartbeat"))
     )
-    source = SimpleNamespace(load=lambda _run, _fab: nullcontext(app))
+    source = SimpleNamespace(load=lambda _run, _fab: nullcontext(("someone/app", app)))
     runtime.answer(runtime.Runtime("127.0.0.1:1", None, None), "token", source)
     return done
 
@@ -230,7 +232,8 @@ def test_a_node_that_is_not_reached_has_no_message():
 
 def test_a_message_is_pulled_answered_and_pushed(monkeypatch):
     done = answered(monkeypatch, lambda message, context: "the answer")
-    assert done == ["heartbeat", ("the answer", "context"), runtime.SubStatus.COMPLETED, ""]
+    context = SimpleNamespace(node_config={"d2pfed-app": "someone/app"})  # whose code it is, by what was loaded
+    assert done == ["heartbeat", ("the answer", context), runtime.SubStatus.COMPLETED, ""]
 
 
 @dataclass
@@ -419,8 +422,15 @@ def test_a_supernode_runs_nothing_here_and_keeps_its_secret(tmp_path, monkeypatc
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
-def test_one_round_through_two_warm_nodes(tmp_path):
-    """One runs its own app, the other the bundle that it has pinned, although another lies where Flower unpacks it."""
+def test_a_round_of_each_of_two_apps_through_two_warm_nodes(tmp_path):
+    """One runs its own apps, the other bundles that it has pinned, although another lies where Flower unpacks it.
+
+    Both apps have modules of the same names, and each has an account of its own.
+    """
+    other = tmp_path / "other"
+    shutil.copytree(LIGHT, other)
+    settings = (LIGHT / "pyproject.toml").read_text()
+    (other / "pyproject.toml").write_text(settings.replace('name = "light"', 'name = "other"'))
     signals = tmp_path / "signals"
     signals.mkdir()
     (signals / "planted").write_text("planted")
@@ -434,19 +444,28 @@ def test_one_round_through_two_warm_nodes(tmp_path):
         planted = federation.directory / "flower" / "apps" / f"d2pfed.light.1.0.0.{sha256[:8]}"
         shutil.copytree(LIGHT, planted)
         (planted / "light" / "client_app.py").write_text("raise RuntimeError('it was run')")
-        for client, pin in enumerate([None, sha256]):
+        pins = [None, sha256]
+        second = ["--app", str(other)], ["--fab-sha256", hashlib.sha256(build_fab_from_disk(other)).hexdigest()]
+        for client, (pin, more) in enumerate(zip(pins, second, strict=True)):
+            with (federation.client_directory(client) / "client.toml").open("a") as file:
+                file.write('\n[apps."d2pfed/light"]\n[apps."d2pfed/other"]\n')
             federation.register(client)
-            federation.start_supernode(client, pin=pin)
+            federation.start_supernode(client, pin=pin, more=more)
         files = {
             "roster": str(federation.roster),
             "authority": federation.authority,
             "draws": str(federation.draws),
         }
-        federation.run(LIGHT, config | seconds | files | {"directory": str(tmp_path / "run")})
-        models = tmp_path / "run" / "models.json"
-        until = time.monotonic() + 90
-        while not models.exists() and time.monotonic() < until:
-            time.sleep(0.1)
-        assert models.exists(), federation.log("superlink")[-3000:] + federation.log("supernode-0")[-3000:]
-    after = json.loads(models.read_text())["1"]
-    assert np.argsort(after)[-2:].tolist() in ([0, 1], [1, 0])
+        for app in (LIGHT, other):
+            federation.run(app, config | seconds | files | {"directory": str(tmp_path / f"run-{app.name}")})
+            models = tmp_path / f"run-{app.name}" / "models.json"
+            until = time.monotonic() + 90
+            while not models.exists() and time.monotonic() < until:
+                time.sleep(0.1)
+            assert models.exists(), federation.log("superlink")[-3000:] + federation.log("supernode-0")[-3000:]
+            after = json.loads(models.read_text())["1"]
+            assert np.argsort(after)[-2:].tolist() in ([0, 1], [1, 0])
+        for client in range(2):
+            history = read_client_config(federation.client_directory(client)).log.read()
+            charged = [(body["app"], str(body["run"]).rpartition("-")[0]) for body in history.bodies(Entry.CHARGE)]
+            assert charged == [("d2pfed/light", "run-flower_light"), ("d2pfed/other", "run-other")]

@@ -1,5 +1,6 @@
 """Standing keys over Flower: a silo's round is one exchange, each vector in its own account, keys in memory only."""
 
+import json
 import logging
 import shutil
 
@@ -452,7 +453,7 @@ class Uncounted(Rows):
         raise RuntimeError("a secret of the data")
 
 
-def record_plan(records=200, rounds=2, batch_rate=1.0):
+def record_plan(records=200, rounds=2, batch_rate=1.0, *, count_failures=False):
     return calibrate(
         PrivacyTarget(
             unit="record",
@@ -468,7 +469,8 @@ def record_plan(records=200, rounds=2, batch_rate=1.0):
             against="server",
             consistency="signed",
             spare=2,
-        )
+        ),
+        count_failures=count_failures,
     )
 
 
@@ -502,6 +504,59 @@ def test_records_over_flower_are_drawn_clipped_and_summed(tmp_path):
     spread = 8 * plan.sigma * 2 / plan.divisor
     assert np.abs(params - expected).max() < spread < expected.max()
     assert set(kinds_sent(grid)) >= {MessageKind.STANDING_REQUEST}
+
+
+def test_the_server_learns_how_many_records_failed(tmp_path):
+    plan = record_plan(rounds=1, count_failures=True)
+
+    class Halves(Rows):
+        def gradients(self, chosen):
+            if chosen[0] % 2:
+                raise ValueError("a secret of the data")
+            return super().gradients(chosen)
+
+    silos, grid = records_grid(tmp_path, plan, {1: Halves, 3: Halves})
+    start(silos, grid)
+    record = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    error = plan.failures_error(CLIENTS)
+    assert error < 4
+    assert record["failures"] == pytest.approx(40, abs=6 * error)  # twenty of each silo that has such records
+
+
+def test_the_report_tells_of_each_silo_what_the_server_knows(tmp_path):
+    plan = record_plan(rounds=3)
+    silos, grid = records_grid(tmp_path, plan)
+    lost = {3}
+
+    def away(client, message):  # without a vector in the first round, then back
+        if client in lost and asked(grid) in (MessageKind.STANDING_REQUEST, RequestKind.PRESENCE):
+            return gone(grid.sent[-1])
+        return message
+
+    grid.coming = away
+    start(silos, grid, 1)
+    lost.clear()
+    start(silos, grid)
+    found = {each["silo"]: each for each in json.loads((tmp_path / "run" / "silos.json").read_text())["silos"]}
+    assert [(found[silo]["rounds"], found[silo]["last_round"]) for silo in (0, 3)] == [(3, 3), (2, 3)]
+    # The void attempt counts for all: each has charged it to itself.
+    for silo, each in found.items():
+        assert each["charged"] == charges(tmp_path, silo)
+        assert each["position"] <= read_client_config(directory_of(tmp_path, silo)).log.read().head.seq
+        assert each["is_here"]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<td>2 of 3 rounds</td>" in page
+    assert page.count(" of 3 rounds</td>") == CLIENTS
+    allowed = {
+        "silo",
+        "rounds",
+        "charged",
+        "last_round",
+        "position",
+        "is_here",
+        "refusal",
+    }  # no number of its data
+    assert set(found[0]) == allowed
 
 
 def require_records(params, plan, counted):

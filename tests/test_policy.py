@@ -109,6 +109,7 @@ def test_every_bound_is_tested():
         "protocols",
         "units",
         "requests",
+        "extras",
         "mechanisms",
         "least_colluders",
         "least_noise_multiplier",

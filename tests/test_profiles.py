@@ -3,12 +3,11 @@
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pytest
 
 from d2pfed.accounting import SERVER, Unit, client_epsilon
 from d2pfed.deploy.account import ClientSpending, charged
-from d2pfed.deploy.client import PrivateClient
+from d2pfed.deploy.client import PrivateClient, WeightedArrays
 from d2pfed.deploy.config import init_client, make_secret, read_client_config
 from d2pfed.deploy.layout import Layout, encode_task
 from d2pfed.deploy.rosters import make_draws
@@ -74,8 +73,8 @@ LISTED = [
     ({"sampling": "once", "cohort_size": 10, "spare": 1}, {"pairwise"}),
     ({"sampling": "none", "cohort_size": 20}, {"pairwise"}),
     (RECORD, {"standing"}),
-    ({"clip": "auto"}, set()),
-    ({"max_weight": 10.0}, set()),
+    ({"clip": "auto"}, {"pairwise", "standing"}),
+    ({"max_weight": 10.0}, {"pairwise", "standing"}),
 ]
 
 
@@ -106,33 +105,31 @@ def test_a_protocol_is_bound_to_its_roster():
 
 
 def test_every_feature_of_a_plan_is_seen():
-    PROFILES[Protocol.STANDING].require(plan_with())
-    with pytest.raises(ConfigError, match="the standing protocol does not take an adaptive clip, the plan has it"):
-        PROFILES[Protocol.STANDING].require(plan_with(clip="auto"))
+    bare = replace(PROFILES[Protocol.STANDING], extras=frozenset())
+    bare.require(plan_with())
+    with pytest.raises(ConfigError, match="the standing protocol does not take adaptive_clip, the plan has it"):
+        bare.require(plan_with(clip="auto"))
     with pytest.raises(ConfigError, match="the standing protocol does not take weights, the plan has it"):
-        PROFILES[Protocol.STANDING].require(plan_with(max_weight=10.0))
+        bare.require(plan_with(max_weight=10.0))
 
 
-# A plan with weights: an update whose last number is negative used to raise, with a text that reached the server
+# A plan with weights: a weight below zero used to raise, with a text that reached the server
 
 
 def weight_of(value: float):
-    """A training function whose last parameter is a private number."""
+    """A training function whose weight is a private number."""
 
     def train(_client):
-        return lambda arrays, _settings: {
-            name: array + np.eye(1, array.size, array.size - 1, array.dtype)[0] * np.float32(value)
-            for name, array in arrays.items()
-        }
+        return lambda arrays, _settings: WeightedArrays({name: array + 1 for name, array in arrays.items()}, value)
 
     return train
 
 
-def outcome(tmp_path, value: float) -> str:
+def outcome(tmp_path, value: float, **rules: object) -> str:
     """What a server sees of one attempt under a plan with weights, about a client with this private number."""
     plan = calibrate(
         PrivacyTarget(
-            dimension=DIMENSION - 1,
+            dimension=DIMENSION,
             population=CLIENTS,
             cohort_size=CLIENTS,
             rounds=2,
@@ -145,7 +142,7 @@ def outcome(tmp_path, value: float) -> str:
         10.0,
     )
     tmp_path.mkdir(exist_ok=True)
-    server = MaliciousServer(tmp_path, plan, enrol(tmp_path, CLIENTS), train=weight_of(value))
+    server = MaliciousServer(tmp_path, plan, enrol(tmp_path, CLIENTS, **rules), train=weight_of(value))
     server.announce()
     try:
         server.attempt()
@@ -154,18 +151,16 @@ def outcome(tmp_path, value: float) -> str:
     return f"a sum {server.refusals}"
 
 
-def test_attack_weights_as_an_oracle_are_refused_by_every_client(tmp_path):
-    with pytest.raises(ConfigError, match="the pairwise protocol does not take weights"):
-        outcome(tmp_path, 1.0)
+def test_a_client_whose_policy_does_not_list_weights_refuses_them(tmp_path):
+    with pytest.raises(ConfigError, match="the extra coordinate must be one of adaptive_clip, got weights"):
+        outcome(tmp_path, 1.0, extras=["adaptive_clip"])
 
 
-def test_without_the_table_weights_still_tell_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(policy, "require_deployable", nothing)
+def test_weights_tell_nothing_beside_the_sum(tmp_path):
     assert outcome(tmp_path / "one", 1.0) == outcome(tmp_path / "two", -1.0) == "a sum {}"
 
 
-def test_without_table_and_totality_weights_are_an_oracle(tmp_path, monkeypatch):
-    monkeypatch.setattr(policy, "require_deployable", nothing)
+def test_without_totality_weights_are_an_oracle(tmp_path, monkeypatch):
     monkeypatch.setattr(PrivateClient, "_contribute", fragile)
     assert outcome(tmp_path / "one", 1.0) == "a sum {}"
     assert "a weight must be" in outcome(tmp_path / "two", -1.0)

@@ -515,7 +515,7 @@ def test_vectors_are_in_no_traceback():
     given = _LocalVectors(make(), {0: np.full(D, 0.123, np.float32)}, Entropy.system(), Fidelity.SUM)
     assert "0.123" not in repr(given)
     outcome = Outcome(np.full(D, 0.123), attempt=1, survivors=9)
-    assert repr(outcome) == "Outcome(attempt=1, survivors=9, clipping=None)"
+    assert repr(outcome) == "Outcome(attempt=1, survivors=9, clipping=None, failures=None)"
 
 
 def test_a_local_sum_is_over_two_clients_to_the_planned_and_of_no_draw():

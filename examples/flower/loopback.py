@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -132,16 +132,22 @@ class Federation:
         wait_for_port(self.port, self.superlink)
 
     def start_supernode(
-        self, client: int, certificate: Path | None = None, name: str = "supernode", pin: str | None = None
+        self,
+        client: int,
+        certificate: Path | None = None,
+        name: str = "supernode",
+        pin: str | None = None,
+        more: Sequence[str] = (),
     ) -> None:
         """Start a client's SuperNode, trusting the SuperLink's certificate unless another is given.
 
-        `pin` is the SHA-256 of the bundle that a warm node runs; None: the app of this machine.
+        `pin` is the SHA-256 of the bundle that a warm node runs; None: the app of this machine. `more` are further
+        options of it.
         """
         own = f'd2pfed-directory="{self.client_directory(client)}"'
         config = f"{own} partition-id={client} num-partitions={self.clients}"
         app = ("--app", str(self.app)) if pin is None else ("--fab-sha256", pin)
-        warm = ("-m", "d2pfed.flower.node", *app, "--preload", self.preload, "--")
+        warm = ("-m", "d2pfed.flower.node", *app, *more, "--preload", self.preload, "--")
         self.nodes[client] = self._start(
             f"{name}-{client}",
             *(("flower-supernode",) if self.app is None else ("python", *warm)),

@@ -161,6 +161,7 @@ class TrainedRound:
     clipping: ClipStep | None  # None where the clip is fixed
     state: ServerState = field(repr=False)
     lost: str = ""  # why its sum is not known, and the model as before; empty if it is
+    failures: float | None = None  # noised; None where they are not counted
 
 
 AggregateRound = Callable[[ServerState], Outcome]  # of the round that a state is before; raises LostRound
@@ -205,4 +206,5 @@ def train(
             update_norm=float(np.linalg.norm(outcome.mean)),
             clipping=outcome.clipping,
             state=state,
+            failures=outcome.failures,
         )

@@ -40,7 +40,7 @@ LINES = (
     "client adopt cut-client --carried nothing",
     "client show client --json",
     "client status client --metrics out.prom --json",
-    "deploy status folder --metrics out.prom --json",
+    "deploy status folder --run run --metrics out.prom --json",
     "roster authority another",
     "roster draws another --depth 4",
     "roster sign authority next {client} --draws {draws} --previous roster --days 3 --remove 5 --positions text",

@@ -5,6 +5,7 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated
 
 import typer
@@ -181,7 +182,7 @@ def show_client(directory: ClientDirectory, json: AsJson = False) -> None:
 
 @client_app.command("status", cls=SectionedCommand)
 def status_client(directory: ClientDirectory, metrics: MetricsFile = None, json: AsJson = False) -> None:
-    """Print whether this client works; exit with 1 if its operator must do something."""
+    """Print what this client has agreed to and spent, and whether it works; exit with 1 if someone must act."""
     _show_status(client_status(read_client_config(directory)), "d2pfed_client", metrics, json)
 
 
@@ -193,11 +194,12 @@ def deploy() -> None:
 @deploy_app.command("status", cls=SectionedCommand)
 def status_server(
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The server's directory.")],
+    run: Annotated[str, typer.Option(help="Name of the run; without it, the last one.")] = "",
     metrics: MetricsFile = None,
     json: AsJson = False,
 ) -> None:
-    """Print whether the run in a server's directory works or is done; exit with 1 if an operator must do something."""
-    _show_status(server_status(directory), "d2pfed_server", metrics, json)
+    """Print whether a run in a server's directory works or is done; exit with 1 if an operator must do something."""
+    _show_status(server_status(directory, run), "d2pfed_server", metrics, json)
 
 
 def _show_status(found: Status, prefix: str, metrics: Path | None, json: bool) -> None:
@@ -207,19 +209,39 @@ def _show_status(found: Status, prefix: str, metrics: Path | None, json: bool) -
         print_json({**found.facts, "problems": found.problems})
     else:
         for name, fact in found.facts.items():
-            is_time = name.endswith("_seconds") and not name.startswith("idle") and isinstance(fact, int)
-            when = (
-                "never"
-                if not fact
-                else datetime.fromtimestamp(int(str(fact)), UTC).isoformat()
-                if is_time
-                else fact
-            )
-            print(f"{name.removesuffix('_seconds').replace('_', ' '):18} {when}")
+            _print_fact(name.removesuffix("_seconds").replace("_", " "), _shown(name, fact))
+            if name == "apps" and isinstance(fact, dict):
+                for app, terms in fact.items():
+                    _print_fact(f"  {app}", _shown(app, terms))
         for problem in found.problems:
             print(f"PROBLEM: {problem}")
     if found.problems:
         raise typer.Exit(1)
+
+
+def _shown(name: str, fact: object) -> str:
+    """Return a fact of a status as people read it."""
+    match fact:
+        case dict() if name == "apps":
+            return f"{len(fact)}, and no other"
+        case dict():
+            return ", ".join(f"{key.replace('_', ' ')} {_shown(key, value)}" for key, value in fact.items())
+        case list():
+            return "/".join(map(str, fact))
+        case int() if name.endswith("_seconds") and not name.startswith("idle"):
+            return datetime.fromtimestamp(fact, UTC).isoformat() if fact else "never"
+        case float():
+            return round_up(fact, 4)
+        case _:
+            return str(fact) if fact or fact == 0 else "none"
+
+
+def _print_fact(name: str, text: str) -> None:
+    """Print a fact in as many lines as eighty columns need."""
+    lines = wrap(text, 59, break_on_hyphens=False) or [""]
+    print(f"{name:20} {lines[0]}")
+    for line in lines[1:]:
+        print(f"{'':20} {line}")
 
 
 @roster_app.command("authority", cls=SectionedCommand)

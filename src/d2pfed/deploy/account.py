@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from d2pfed.accounting import Release, Sampling, client_epsilon, round_up
-from d2pfed.deploy.config import ClientBudget
+from d2pfed.deploy.config import ClientBudget, ClientConfig
 from d2pfed.errors import ConfigError, LedgerError, PeerError
 from d2pfed.ledger import decode_release, encode_release
 from d2pfed.ledger.client_log import ClientHistory, ClientLog, Entry
@@ -26,9 +26,10 @@ class ClientSpending:
     is_all_spent: bool
 
     @staticmethod
-    def of(history: ClientHistory) -> "ClientSpending":
-        """Return what a log says, declarations included."""
-        charged = [decode_release(str(body["release"])) for body in history.bodies(Entry.CHARGE)]
+    def of(history: ClientHistory, app: str = "") -> "ClientSpending":
+        """Return what a log says, declarations included: of all apps, or of one, whose share of those is not known."""
+        rows = [body for body in history.bodies(Entry.CHARGE) if app in ("", body.get("app"))]
+        charged = [decode_release(str(body["release"])) for body in rows]
         words = [*history.bodies(Entry.OPENING), *history.bodies(Entry.DECLARATION)]
         for listed in (body.get("runs", []) for body in words):
             if not isinstance(listed, list):
@@ -48,10 +49,29 @@ class ClientSpending:
 
 @dataclass(frozen=True, slots=True)
 class ClientAccount:
-    """The budget and the log that it is charged to. All work is done outside of the log's lock."""
+    """The budget and the log that it is charged to. All work is done outside of the log's lock.
+
+    Guarantee: the budget holds for all apps together; an app with a limit of its own also keeps to that.
+    Checked: test_flower_apps.py.
+    """
 
     log: ClientLog
     budget: ClientBudget
+    app: str = ""  # whose vectors are charged; empty where all are served alike
+    limit: float = math.inf  # what that app may spend of the budget
+
+    @staticmethod
+    def of(config: ClientConfig) -> "ClientAccount":
+        """Return the account that a client's vectors are charged to, of the app that answers."""
+        limit = config.apps[config.app].epsilon if config.app else math.inf
+        return ClientAccount(config.log, config.budget, config.app, limit)
+
+    def _accounts(self, history: ClientHistory) -> list[tuple[str, ClientSpending, float]]:
+        """Return what is spent and what may be: by this client, and by the app that answers, where it has a limit."""
+        whole = [("its", ClientSpending.of(history), self.budget.epsilon)]
+        if self.limit == math.inf:
+            return whole
+        return [*whole, (f"the app {self.app}'s", ClientSpending.of(history, self.app), self.limit)]
 
     def require_room(self, plan: Plan, run: str, history: ClientHistory) -> None:
         """Refuse a plan that may spend more than this client has left.
@@ -60,15 +80,15 @@ class ClientAccount:
         """
         if plan.sampling.method is not Sampling.ONCE:
             self.require_below_cap(plan, run, history)
-        spending = ClientSpending.of(history)
-        left = max(0, plan.max_participations - spending.participations(run))
-        epsilon = spending.epsilon(self.budget.delta, [charged(plan, run, 0, 0)] * left)
-        if epsilon > self.budget.epsilon:
-            raise ConfigError(
-                f"with {left} vectors more, as this plan allows, this client would spend epsilon "
-                f"{round_up(epsilon, 4)} against the server and {plan.colluders} colluders, its budget is "
-                f"{self.budget.epsilon:g}"
-            )
+        left = max(0, plan.max_participations - ClientSpending.of(history).participations(run))
+        for whose, spending, limit in self._accounts(history):
+            epsilon = spending.epsilon(self.budget.delta, [charged(plan, run, 0, 0)] * left)
+            if epsilon > limit:
+                raise ConfigError(
+                    f"with {left} vectors more, as this plan allows, this client would spend epsilon "
+                    f"{round_up(epsilon, 4)} against the server and {plan.colluders} colluders, {whose} budget is "
+                    f"{limit:g}"
+                )
 
     def require_below_cap(self, plan: Plan, run: str, history: ClientHistory) -> None:
         """Refuse a run whose cap is reached where nothing is sampled: there, a refusal reveals nothing."""
@@ -80,11 +100,12 @@ class ClientAccount:
 
     def sent_before(self, plan: Plan, release: Release, history: ClientHistory) -> int | None:
         """Return how many vectors of a release's run were sent; None if the cap or the budget allows no further one."""
-        spending = ClientSpending.of(history)
-        sent = spending.participations(release.run)
+        sent = ClientSpending.of(history).participations(release.run)
         if sent >= plan.max_participations:
             return None
-        return sent if spending.epsilon(self.budget.delta, [release]) <= self.budget.epsilon else None
+        accounts = self._accounts(history)
+        has_room = all(spent.epsilon(self.budget.delta, [release]) <= limit for _, spent, limit in accounts)
+        return sent if has_room else None
 
     def charge(
         self,
@@ -113,6 +134,8 @@ class ClientAccount:
             if sent is None:
                 raise PeerError(NOTHING_LEFT)
             body = {"run": run, "release": encode_release(release), **note}
+            if self.app:
+                body["app"] = self.app
             if self.log.append(history, Entry.CHARGE, body) is not None:
                 return sent
 

@@ -53,15 +53,16 @@ def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> Progress 
     plan, layout = decode_plan(announcement.plan), Layout.decode(announcement.layout)
     enrolment, history = enrolment_of(config, plan.protocol, announcement.roster, announcement.slip)
     config.policy.check(plan, enrolled_in(None if enrolment is None else enrolment.roster))
-    if layout.dimension != plan.codec.rotation.dimension:
+    if layout.dimension != plan.dimension:
         raise PeerError("a plan must be for the parameters of its layout")
-    ClientAccount(config.log, config.budget).require_room(plan, announcement.run, history)
+    ClientAccount.of(config).require_room(plan, announcement.run, history)
     terms = RunTerms(
         announcement.plan,
         announcement.layout,
         announcement.first_draw,
         b"" if enrolment is None else enrolment.roster.digest,
         verdict_of(config.policy),
+        config.app,
     )
     active = (Entry.BEGUN, Entry.CHARGE)  # a client that speaks once begins nothing
     begun = {str(row.body["run"]): place for place, row in enumerate(history.rows) if row.entry in active}
@@ -108,7 +109,7 @@ class ClientAttempt:
         session, plan = attempt.session, attempt.plan
         if isinstance(session, lattice.Session) and name_of(config, attempt.enrolment) not in session.members:
             raise PeerError(f"client {config.client} is not in the committee that it has computed")
-        ClientAccount(config.log, config.budget).require_below_cap(plan, session.run, attempt.history)
+        ClientAccount.of(config).require_below_cap(plan, session.run, attempt.history)
 
         def require(history: ClientHistory) -> None:
             rows = [row for row in history.bodies(Entry.BEGUN) if row["run"] == session.run]
@@ -158,7 +159,7 @@ class ClientAttempt:
         writes one, too: its position must move on.
         """
         session, row = self.session, self.row
-        sent = ClientAccount(self.config.log, self.config.budget).charge(
+        sent = ClientAccount.of(self.config).charge(
             self.plan,
             session.run,
             session.round,
@@ -239,6 +240,8 @@ def agreed_plan(
     terms = AcceptedRuns(config.directory).terms(run)
     if terms.roster != (b"" if roster is None else roster.digest):  # population and draws may be others
         raise PeerError(f"run {run} was announced under another roster: it must be announced again")
+    if terms.app != config.app:  # the server must not choose whose account a vector is charged to
+        raise PeerError(f"run {run} was announced to another app than {config.app or 'this one'}")
     plan = decode_plan(terms.plan)
     if terms.allowed != verdict_of(config.policy):
         config.policy.check(plan, enrolled_in(roster))  # its owner has changed it since, or the software

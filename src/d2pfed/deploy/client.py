@@ -33,6 +33,7 @@ from d2pfed.deploy.standing import STANDING_REQUESTS, StandingAttempt, answer_st
 from d2pfed.deploy.state import Blobs, LocalArrays, SavedPhases
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.files import FileError
+from d2pfed.noise.clipping import split_clip
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.model_bytes import decode_model
 from d2pfed.numerics.randomness import Entropy
@@ -44,9 +45,18 @@ from d2pfed.secagg.crypto import sign
 from d2pfed.secagg.wire import MessageKind, binding_of, kind_of
 from d2pfed.statistics.questions import STATISTIC, is_evaluation
 
+
+@dataclass(frozen=True, slots=True)
+class WeightedArrays:
+    """Trained arrays with the number that weighs them where a plan has weights, such as that of a client's examples."""
+
+    arrays: NamedArrays = field(repr=False)
+    weight: float | None = field(repr=False)  # None: not known, which is an error where it is needed
+
+
 # Trains the model with these arrays under this configuration, and returns the trained arrays; where the unit is a
 # record, the silo's units under that model instead.
-TrainArrays = Callable[[NamedArrays, Mapping[str, object]], NamedArrays | Units]
+TrainArrays = Callable[[NamedArrays, Mapping[str, object]], NamedArrays | WeightedArrays | Units]
 
 _log = logging.getLogger("d2pfed.deploy")
 
@@ -89,6 +99,8 @@ class PrivateClient:
         return answer
 
     def _answer(self, kind: RequestKind, data: bytes) -> bytes:
+        if self.config.apps and not self.config.app:  # by the transport: there would be no limit to keep to
+            raise ConfigError("this client tells its apps apart, and was not told which of them answers")
         if kind is RequestKind.PRESENCE:
             return HAS_KEYS if holds_keys(self.config, data) else HAS_NO_KEYS
         if kind is RequestKind.ANNOUNCEMENT:
@@ -135,12 +147,16 @@ class PrivateClient:
         Checked: test_totality.py.
         """
         layout = Layout.decode(attempt.terms.layout)
-        settings = decode_task(task, layout, self.run_config)
+        clip, rest = split_clip(attempt.plan.adaptive_clip, task)
+        settings = decode_task(rest, layout, self.run_config)
         if is_evaluation(settings) != (self.purpose is Purpose.EVALUATION):  # all clients of a sum do the same
             raise PeerError(f"a request for {self.purpose} must have a task for it")
         asked = Request.STATISTICS if STATISTIC in settings else Request.TRAINING
         attempt.config.policy.require_request(Request.EVALUATION if is_evaluation(settings) else asked)
         params = decode_model(model, layout.dimension, attempt.plan.download_bits)
+        # Made before any data is touched: what is sent in place of an update must not fail in its turn.
+        size = len(params) + (attempt.plan.weighting is not None)
+        nothing = _NoUnits() if attempt.plan.unit is Unit.RECORD else np.zeros(size, np.float32)
         participant = Participant(
             plan=attempt.plan,
             client=attempt.config.client,
@@ -149,7 +165,8 @@ class PrivateClient:
         )
         process = os.getpid()
         try:
-            vector = participant.encode(attempt.session, self._update(attempt, settings, params, layout), group)
+            update = self._update(attempt, settings, params, layout)
+            vector = participant.encode(attempt.session, update, group, clip)
         except BaseException as error:  # noqa: BLE001 - a user's function may raise an exit or an interrupt
             log_error("training failed: this client contributes zero and its noise")
             note(attempt.config.directory, Event.FAILED, error)
@@ -160,8 +177,7 @@ class PrivateClient:
             # A copy that a user's function has forked and let out would send a second vector with one noise.
             if os.getpid() != process:
                 os._exit(1)
-        nothing = _NoUnits() if attempt.plan.unit is Unit.RECORD else np.zeros_like(params)
-        return participant.encode(attempt.session, nothing, group)
+        return participant.encode(attempt.session, nothing, group, clip, has_failed=True)
 
     def _update(
         self,
@@ -170,7 +186,7 @@ class PrivateClient:
         params: FloatVector,
         layout: Layout,
     ) -> FloatVector | Units:
-        """Return what training adds to the parameters that were sent, or the silo's units of records."""
+        """Return what training adds to the parameters that were sent, its weight last; or a silo's units of records."""
         if attempt.plan.unit is Unit.RECORD:
             made = self.train(layout.unflatten(params) | layout.initial_local(), settings)
             if not isinstance(made, Units):
@@ -182,10 +198,15 @@ class PrivateClient:
         trained = self.train(layout.unflatten(params) | local.load(layout), settings)
         if isinstance(trained, Units):
             raise ConfigError("units of records are for a plan with the unit record")
-        update = layout.flatten(trained) - params
+        weighted = trained if isinstance(trained, WeightedArrays) else WeightedArrays(trained, None)
+        update = layout.flatten(weighted.arrays) - params
+        if attempt.plan.weighting is not None:
+            if weighted.weight is None:
+                raise ConfigError("a plan with weights needs that of each update: num-examples among the metrics")
+            update = np.append(update, np.float32(weighted.weight))
         if not np.isfinite(update).all():
-            raise ConfigError("the trained arrays must be finite, got NaN or infinity")
-        local.keep(layout, trained)
+            raise ConfigError("the trained arrays and their weight must be finite, got NaN or infinity")
+        local.keep(layout, weighted.arrays)
         return update
 
 
@@ -240,12 +261,12 @@ class SingleUnits:
         return self.units.count
 
     def gradients(self, chosen: IntVector) -> Iterator[NDArray[np.float32]]:
-        """Yield the vectors of the chosen units, a row of zeros for one that has none."""
+        """Yield the vectors of the chosen units; for one that has none, a row that is not finite and counts as zero."""
         failures: list[BaseException] = []
         step = max(1, _TOGETHER // self.dimension)
         for start in range(0, len(chosen), step):
             part = chosen[start : start + step]
-            rows = np.zeros((len(part), self.dimension), np.float32)
+            rows = np.full((len(part), self.dimension), np.nan, np.float32)
             for row, unit in zip(rows, part, strict=True):
                 try:
                     (given,) = islice(self.units.gradients(np.array([int(unit)])), 2)
@@ -253,8 +274,8 @@ class SingleUnits:
                     if found.shape == (1, self.dimension - self.padding) and np.issubdtype(
                         found.dtype, np.floating
                     ):
-                        with np.errstate(all="ignore"):  # what is not finite counts as zero later
-                            row[self.padding :] = found[0]
+                        with np.errstate(all="ignore"):
+                            row[: self.padding], row[self.padding :] = 0, found[0]
                     else:
                         kind = f"{found.dtype} of shape {found.shape}"
                         failures = failures or [

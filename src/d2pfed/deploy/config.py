@@ -5,7 +5,7 @@ import math
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, get_origin, get_type_hints
@@ -21,6 +21,7 @@ from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.wire import ID_LIMIT
 
 NODE_SETTING = "d2pfed-directory"  # in the SuperNode's --node-config
+APP_SETTING = "d2pfed-app"  # there, too: which app answers; `d2pfed-node` sets it to the app that it has loaded
 SIMULATION_VARIABLE = "D2PFED_SIMULATION"  # set by whoever starts a simulation; no server can set it
 NOBODY = bytes(KEY_BYTES)  # in the place of the authority where nobody is enrolled
 
@@ -33,6 +34,7 @@ _TYPES = {
     "keys_on_disk": bool,
     "policy": dict,
     "budget": dict,
+    "apps": dict,
 }
 _SETTINGS = """client = {client}
 authority = "{authority}"  # whose signature under a roster counts
@@ -42,6 +44,7 @@ authority = "{authority}"  # whose signature under a roster counts
 protocols = ["pairwise", "lattice", "standing"]  # up to 1,000 clients; from 64 on, one message each; up to 128 silos
 units = {units}  # client: a plan protects all that is held here; record: only single records of it
 requests = ["training", "statistics", "evaluation"]  # what a server may ask this client's data for
+extras = ["adaptive_clip", "weights", "failures"]  # what a vector may have beside the update, within the same radius
 mechanisms = ["centered", "ddgauss", "skellam"]  # each client's noise is its own and no other client knows it
 least_cohort = 10  # clients of a round
 most_cohort = 20000
@@ -61,6 +64,11 @@ most_attempts_per_round = 100
 [budget]  # what all runs together may spend of this client, against the server and the colluders of each plan
 epsilon = {epsilon}
 delta = 1e-5
+
+# With tables like this one no other app is served; without, every app that this client's node runs.
+# [apps."publisher/name"]
+# epsilon = 2.0  # what this app may spend of the budget; all of it unless stated
+# policy = {{ requests = ["training"] }}  # its own rules in the place of those above
 """
 
 
@@ -114,6 +122,18 @@ class ClientBudget:
             raise ConfigError(f"a budget's delta must be in (0, 1), got {self.delta}")
 
 
+@dataclass(frozen=True, slots=True)
+class AppTerms:
+    """What one app is allowed: its own limit within the client's budget, and its own rules."""
+
+    policy: Policy
+    epsilon: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise ConfigError(f"an app's epsilon must be positive, got {self.epsilon}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
     """A client's settings. Without a key it assumes that the server keeps to the protocol."""
@@ -127,6 +147,8 @@ class ClientConfig:
     secret: bytes | None = field(repr=False)
     state: Path | None = None  # where keys are kept, in memory; None: where the system offers it
     keys_on_disk: bool = False  # whether they may be kept on a disk, whose backups void the guarantee
+    apps: Mapping[str, AppTerms] = field(default_factory=dict)  # the apps that are served; empty: every one
+    app: str = ""  # the one that answers; empty where all are served alike
 
     def __post_init__(self) -> None:
         require_identity(self.client)
@@ -139,6 +161,17 @@ class ClientConfig:
     def log(self) -> ClientLog:
         """This client's log and its anchor."""
         return ClientLog(self.directory, self.anchor, self.authority, self.client)
+
+    def serving(self, app: str) -> "ClientConfig":
+        """Return the settings under which an app answers; refuse one that is not listed, where some are.
+
+        Checked: test_flower_apps.py::test_an_app_that_is_not_listed_is_refused.
+        """
+        if not self.apps:
+            return self
+        if app not in self.apps:
+            raise ConfigError(f"this client serves the apps {', '.join(self.apps)} only, got {app or 'no name'}")
+        return replace(self, app=app, policy=self.apps[app].policy)
 
 
 def default_anchor(authority: bytes, client: int) -> Path:
@@ -221,8 +254,13 @@ def read_client_config(directory: Path) -> ClientConfig:
         tables: dict[str, Any] = {}
         for name, kind in (("policy", Policy), ("budget", ClientBudget)):
             tables[name] = settings.get(name, {})
-            hints = get_type_hints(kind).items()
-            _require_types(tables[name], {key: list if get_origin(hint) is tuple else hint for key, hint in hints})
+            _require_types(tables[name], _settings_of(kind))
+        apps = dict[str, AppTerms]()
+        for name, table in settings.get("apps", {}).items():
+            _require_types({name: table}, {name: dict})
+            _require_types(table, {"epsilon": float, "policy": dict})
+            _require_types(own := table.get("policy", {}), _settings_of(Policy))
+            apps[name] = AppTerms(**{**table, "policy": Policy(**tables["policy"] | own)})
         return ClientConfig(
             directory=directory,
             client=client,
@@ -233,6 +271,7 @@ def read_client_config(directory: Path) -> ClientConfig:
             secret=None if authority == NOBODY else read_secret(directory / "key"),
             state=paths.get("state"),
             keys_on_disk=settings.get("keys_on_disk", False),
+            apps=apps,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{file} is not a client's settings: {error!r}") from error
@@ -265,6 +304,11 @@ def simulated_client_config(root: Path, partition: object) -> ClientConfig:
     if not (config.anchor.exists() or (config.directory / "log").exists()):
         config.log.create({"carried": "nothing"})
     return config
+
+
+def _settings_of(kind: type) -> dict[str, type]:
+    """Return the names and types of a table's settings."""
+    return {key: list if get_origin(hint) is tuple else hint for key, hint in get_type_hints(kind).items()}
 
 
 def _require_types(settings: Mapping[str, object], types: Mapping[str, type]) -> None:

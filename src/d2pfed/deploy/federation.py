@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from d2pfed.accounting import Sampling
 from d2pfed.deploy.layout import Layout, encode_task
@@ -13,14 +14,18 @@ from d2pfed.deploy.requests import RunAnnouncement
 from d2pfed.deploy.rosters import Draws, Positions, SignedRoster
 from d2pfed.deploy.transport import ClientExchange, Deadlines, NodeRegistry, Transport
 from d2pfed.errors import ConfigError, DamagedFile, ForgottenAttempt, LostRound, TooFewClients, VoidStep
+from d2pfed.ledger import RowKind
+from d2pfed.noise.clipping import with_clip
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan, Protocol
 from d2pfed.round import Attempt, AttemptSession, Collected, Invite, OpenSum, StandingRun, gather, session_of
 from d2pfed.round.aggregation import ignore
 from d2pfed.round.standing import ASSUMPTIONS
-from d2pfed.runs import ExchangeRecord, Run
+from d2pfed.runs import ExchangeRecord, Run, SiloRecord, SiloTable
 from d2pfed.runs.directory import RunDirectory
+from d2pfed.runs.json_files import to_json
+from d2pfed.runs.records import SILOS
 from d2pfed.secagg import Roster, Sum, standing
 from d2pfed.secagg.draws import Opening, draw_key, draw_order
 from d2pfed.secagg.heads import CertifiedRoster
@@ -162,10 +167,20 @@ class _Federation:
             members=members,
             needs_all=needs_all,
         )
+        self._clip: float | None = None  # of the round, where the plan's adapts
         self._positions: Positions | None = None  # the server's memory of where enrolled clients stand
         if roster is not None:
             file = deployment.positions / f"positions-{roster.authority.hex()[:16]}"
             self._positions = Positions(file, roster.keys)
+
+    def with_clip(self, clip: float) -> Self:
+        """Tell clients this clip from now on: the federation is that of a round, where the plan's clip adapts."""
+        self._clip = clip
+        return self
+
+    def _task(self, number: int) -> bytes:
+        """Return what clients are told to do in a round, its clip included."""
+        return with_clip(self._deployment.task(number), self._clip)
 
     def _wait(self, attempt: Attempt, wanted: Sequence[int], cohort: int, joining: float) -> None:
         """Wait for the clients of an attempt, and refuse to go on without a quorum."""
@@ -309,7 +324,7 @@ class CohortFederation(_Federation):
                 session,
                 self._exchange.carry(model, self._plan.download_bits),
                 self._exchange,
-                task=self._deployment.task(session.round),
+                task=self._task(session.round),
                 invite=invite,
                 refused=self._exchange.refused,
             )
@@ -355,6 +370,28 @@ class StandingFederation(_Federation):
         self._standing.epochs = max(self._standing.epochs, begun)
         return self._standing.members(attempt)
 
+    def note_silos(self, *_told: object) -> None:
+        """Keep for the report what is known of each silo: its part in the ledger, and what it has said and signed."""
+        run, positions = self._deployment.run, {} if self._positions is None else self._positions.latest()
+        rows = () if run.ledger is None else run.ledger.attempts.values()
+        charged = [row for row in rows if row.release.run == run.name and row.kind is not RowKind.VOID]
+        reasons, silos = self._deployment.transport.reasons, list[SiloRecord]()
+        for silo in self._standing.silos:
+            own = [row for row in charged if silo in row.release.participants]
+            sums = {row.release.round + 1 for row in own if row.kind is RowKind.COMMIT}
+            silos.append(
+                SiloRecord(
+                    silo=silo,
+                    rounds=len(sums),
+                    charged=len(own),
+                    last_round=max(sums, default=0),
+                    position=positions[silo].count if silo in positions else None,
+                    is_here=silo in self._registry.nodes,
+                    refusal=reasons.get(self._registry.spoken.get(silo, -1), ""),
+                )
+            )
+        run.directory.replace(SILOS, to_json(SiloTable(tuple(silos))).encode())
+
     def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> standing.Step:
         """Return the step of an attempt."""
         return self._standing.step(attempt, cohort)
@@ -365,7 +402,7 @@ class StandingFederation(_Federation):
             return self._standing.collect(
                 session,
                 self._exchange.carry(model, self._deployment.plan.download_bits),
-                self._deployment.task(session.round),
+                self._task(session.round),
             )
         except VoidStep as lack:
             _log.warning(

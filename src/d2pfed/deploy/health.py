@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 
@@ -13,9 +13,13 @@ from d2pfed.deploy.account import ClientSpending
 from d2pfed.deploy.config import ClientConfig
 from d2pfed.deploy.monitoring import FILE as METRICS
 from d2pfed.deploy.rosters import read_own_issue, read_roster
+from d2pfed.deploy.targets import last_run
 from d2pfed.errors import ConfigError, DamagedFile
+from d2pfed.ledger import decode_release
 from d2pfed.ledger.client_log import Entry
 from d2pfed.ledger.files import opened_for_lines, read_file, replace_file
+from d2pfed.plan import Policy
+from d2pfed.plan.bounds import check_name
 from d2pfed.runs import End, RoundRecord, RunSummary
 from d2pfed.runs.json_files import from_json, read_text
 
@@ -84,19 +88,32 @@ class Status:
 
 
 def client_status(config: ClientConfig) -> Status:
-    """Return how a client is: what it answered and what failed last, what it has spent, how long its roster lasts."""
-    history, now = config.log.read(), time.time()
+    """Return how a client is: what it has agreed to, what it has spent, what it answered and what failed last."""
+    history, now, delta = config.log.read(), time.time(), config.budget.delta
     spending, roster, events = ClientSpending.of(history), read_own_issue(config), read_events(config.directory)
-    spent, budget = spending.epsilon(config.budget.delta), config.budget.epsilon
+    spent, budget = spending.epsilon(delta), config.budget.epsilon
     last = {event: events.get(event, Noted()) for event in Event}
-    charges = history.bodies(Entry.CHARGE)
+    charges, apps = history.bodies(Entry.CHARGE), dict[str, object]()
+    for name, terms in config.apps.items():
+        own = ClientSpending.of(history, name)
+        rules = {
+            rule: value for rule, value in rules_of(terms.policy).items() if value != rules_of(config.policy)[rule]
+        }
+        limit = min(terms.epsilon, budget)
+        apps[name] = {"vectors": len(own.releases), "spent": own.epsilon(delta), "limit": limit, **rules}
     facts: dict[str, object] = {
         "client": config.client,
-        "last_run": str(charges[-1]["run"]) if charges else "",
+        "policy": rules_of(config.policy),
+        "apps": apps or "every app that its node runs",
         "vectors": len(spending.releases),
         "epsilon_spent": spent,
         "epsilon_budget": budget,
-    } | {f"last_{event}_seconds": noted.seconds for event, noted in last.items()}
+        "delta": delta,
+        "last_run": str(charges[-1]["run"]) if charges else "",
+        "last_round": decode_release(str(charges[-1]["release"])).round + 1 if charges else 0,
+        **{f"last_{event}_seconds": noted.seconds for event, noted in last.items()},
+        "last_failure": last[Event.FAILED].text,
+    }
     problems = []
     if last[Event.REFUSED].seconds > last[Event.ANSWERED].seconds:
         problems.append(f"the last request was refused: {last[Event.REFUSED].text}")
@@ -105,17 +122,28 @@ def client_status(config: ClientConfig) -> Status:
     if spent >= budget:
         problems.append(f"the budget is spent: epsilon {spent:.4g} of {budget:g}")
     if roster is not None:
-        facts["roster_expires_seconds"] = roster.expires
+        facts |= {"roster_serial": roster.serial, "roster_expires_seconds": roster.expires}
         problems += _expiry(roster.serial, roster.expires - now)
     return Status(facts, tuple(problems))
 
 
-def server_status(directory: Path) -> Status:
-    """Return how the run in a server's directory is: at work, at its end, or stopped without an end."""
-    run, now = directory / "run", time.time()
+def rules_of(policy: Policy) -> dict[str, object]:
+    """Return the rules of a policy by name, as client.toml has them."""
+    found = ((each.name, getattr(policy, each.name)) for each in fields(policy))
+    return {name: list(map(str, value)) if isinstance(value, tuple) else value for name, value in found}
+
+
+def server_status(directory: Path, name: str = "") -> Status:
+    """Return how a run in a server's directory is: at work, at its end, or stopped without an end.
+
+    Without a name it is the last one.
+    """
+    if name:
+        check_name("a run's", name)
+    run, now = directory / name if name else last_run(directory), time.time()
     if not (run / "plan.json").exists():
-        raise ConfigError(f"there is no run in {directory}")
-    problems, facts = list[str](), dict[str, object]()
+        raise ConfigError(f"there is no run in {run}")
+    problems, facts = list[str](), dict[str, object]({"run": run.name})
     records, summary = run / "metrics.jsonl", run / "summary.json"
     lines = read_text(records).splitlines() if records.exists() else []
     if lines:

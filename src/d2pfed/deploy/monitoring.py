@@ -25,6 +25,8 @@ _HELP = {
     "d2pfed_attempts_charged_total": ("counter", "Attempts that may have been opened."),
     "d2pfed_cohort_clients": ("gauge", "Clients that a round asks."),
     "d2pfed_survivors": ("gauge", "Clients whose vectors are in the last sum."),
+    "d2pfed_failures_estimated": ("gauge", "Noised number of clients, or records, in the last sum that failed."),
+    "d2pfed_failures_standard_error": ("gauge", "What the noise adds to that number, as a standard error."),
     "d2pfed_round_seconds": ("gauge", "Seconds of the last round."),
     "d2pfed_exchange_seconds": ("gauge", "Seconds of each exchange of the last round."),
     "d2pfed_exchange_answers": ("gauge", "Answers in each exchange of the last round."),
@@ -75,6 +77,10 @@ class Monitor:
         self.last = record
         seconds = "" if record.seconds is None else f", {record.seconds:.1f} s"
         metrics = "".join(f", {name} {value:.4g}" for name, value in record.metrics.items())
+        if record.failures is not None:
+            error = self.plan.failures_error(record.survivors or 0)
+            count = f"{round(record.failures, 1) + 0.0} {self.plan.unit}s"
+            metrics += f", {count} failed (standard error {error:.1f})"
         _log.info(
             "round %d of %d: %s of %d survivors, epsilon %.3g against the server charged so far%s%s",
             *(record.round, self.plan.rounds, record.survivors, self.plan.cohort_size),
@@ -104,6 +110,10 @@ class Monitor:
                 "d2pfed_attempts_charged_total": last.charged,
                 "d2pfed_epsilon_charged": self._charged_epsilon(last.charged),
                 "d2pfed_survivors": last.survivors,
+                "d2pfed_failures_estimated": last.failures,
+                "d2pfed_failures_standard_error": None
+                if last.failures is None
+                else plan.failures_error(last.survivors or 0),
                 "d2pfed_round_seconds": last.seconds,
                 "d2pfed_exchange_seconds": {f'exchange="{each.name}"': each.seconds for each in last.exchanges},
                 "d2pfed_exchange_answers": {f'exchange="{each.name}"': each.answered for each in last.exchanges},

@@ -53,7 +53,7 @@ class StandingAttempt:
     def charge(self) -> int:
         """Write the row of this step, durably, and return how many vectors of the run were sent before."""
         step = self.session
-        return ClientAccount(self.config.log, self.config.budget).charge(
+        return ClientAccount.of(self.config).charge(
             self.plan,
             step.run,
             step.round,
@@ -108,7 +108,7 @@ def holds_keys(config: ClientConfig, epoch: bytes) -> bool:
         return False
     silo = SiloEpoch.of(config, invitation, keys)
     release = charged(silo.plan, silo.epoch.run, 0, 0)
-    if ClientAccount(config.log, config.budget).sent_before(silo.plan, release, silo.history) is None:
+    if ClientAccount.of(config).sent_before(silo.plan, release, silo.history) is None:
         raise PeerError(NOTHING_LEFT)
     return silo.read() is not None
 
@@ -173,7 +173,7 @@ def _begin(config: ClientConfig, invitation: bytes) -> bytes:
     plan, epoch = silo.plan, silo.epoch
 
     def require(history: ClientHistory) -> None:
-        ClientAccount(config.log, config.budget).require_below_cap(plan, epoch.run, history)
+        ClientAccount.of(config).require_below_cap(plan, epoch.run, history)
         standing.require_first_is_new(epoch.first, charged_steps(history, epoch))
         begun = [body.get("epoch") for body in history.bodies(Entry.BEGUN) if body["run"] == epoch.run]
         last = max((number for number in begun if isinstance(number, int)), default=-1)

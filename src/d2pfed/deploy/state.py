@@ -52,6 +52,7 @@ class RunTerms:
     first_draw: int
     roster: bytes  # digest of the roster that it goes by; empty where nobody is enrolled
     allowed: bytes  # digest of the policy that has allowed the plan, which takes long to work out
+    app: str = ""  # that it was announced to, where the client tells them apart
 
 
 class AcceptedRuns:
@@ -64,7 +65,8 @@ class AcceptedRuns:
     def accept(self, run: str, terms: RunTerms, begun: Mapping[str, int] = MappingProxyType({})) -> None:
         """Keep the terms of a run, new or under a newer roster; `begun`: where this client's log has runs last."""
         fields = {"plan": terms.plan, "layout": terms.layout, "first_draw": terms.first_draw}
-        text = json.dumps({**fields, "roster": terms.roster.hex(), "allowed": terms.allowed.hex()})
+        fields |= {"roster": terms.roster.hex(), "allowed": terms.allowed.hex(), "app": terms.app}
+        text = json.dumps(fields)
         with locked(self._runs / "lock"):
             before = self._read(run)
             if before is None:
@@ -79,6 +81,8 @@ class AcceptedRuns:
                     count, total = count - 1, total - found[file].st_size
             elif (before.plan, before.layout) != (terms.plan, terms.layout):  # it would be another run
                 raise PeerError(f"run {run} was announced with another plan or layout before")
+            elif before.app != terms.app:
+                raise PeerError(f"run {run} was announced to another app than {terms.app or 'this one'}")
             elif before.roster == terms.roster and before.first_draw != terms.first_draw:
                 raise PeerError(
                     f"a run's first draw under one roster is {before.first_draw}, got {terms.first_draw}"
@@ -103,7 +107,7 @@ class AcceptedRuns:
             return None
         found = json.loads(text)
         roster, allowed = bytes.fromhex(found["roster"]), bytes.fromhex(found["allowed"])
-        return RunTerms(found["plan"], found["layout"], found["first_draw"], roster, allowed)
+        return RunTerms(found["plan"], found["layout"], found["first_draw"], roster, allowed, found.get("app", ""))
 
     def file(self, run: str) -> Path:
         """Return where the terms of a run are kept."""

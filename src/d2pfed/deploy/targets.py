@@ -12,10 +12,14 @@ from d2pfed.deploy.rosters import SignedRoster, read_roster
 from d2pfed.errors import ConfigError
 from d2pfed.fields import checked_fields
 from d2pfed.plan import PrivacyTarget
+from d2pfed.plan.bounds import check_name
 from d2pfed.plan.target import USUAL_LONGEST_MEAN
+from d2pfed.runs import End, RunSummary
+from d2pfed.runs.json_files import from_json, read_text
 from d2pfed.secagg.trust import Consistency
 
 DIRECTORY_SETTING = "d2pfed-directory"  # in the app's configuration: the server's directory
+RUN_SETTING = "d2pfed-run"  # there, too: the name of the run; without it the last one goes on until it is done
 ROUNDS_SETTING = "num-server-rounds"  # as Flower's own templates call it
 
 DEFAULTS: Mapping[str, object] = {
@@ -34,7 +38,8 @@ def read_server_directory(run_config: Mapping[str, object]) -> tuple[Path, Signe
     """Return where the run is kept, who is enrolled, and the server's file of draws, as the app's configuration says.
 
     The directory has the `roster` as the authority has signed it, its public key in `authority`, and `draws`. Without
-    a roster it is a simulation's, which protects nobody.
+    a roster it is a simulation's, which protects nobody. A run that is done is followed by a new one, in a directory
+    of its own; one that is named goes on, or begins, under that name.
     """
     named = run_config.get(DIRECTORY_SETTING)
     if not named:
@@ -42,12 +47,44 @@ def read_server_directory(run_config: Mapping[str, object]) -> tuple[Path, Signe
             f"the app's configuration must name the server's directory: {DIRECTORY_SETTING} in "
             f"[tool.flwr.app.config], or flwr run --run-config '{DIRECTORY_SETTING}=\"DIRECTORY\"'"
         )
-    run, roster, authority, draws = (Path(str(named)) / name for name in ("run", "roster", "authority", "draws"))
+    root, name = Path(str(named)), str(run_config.get(RUN_SETTING) or "")
+    if name:
+        check_name("a run's", name)
+    run = root / name if name else next_run(root)
+    roster, authority, draws = (root / file for file in ("roster", "authority", "draws"))
     if not roster.exists():
         return run, None, None
     if not authority.exists():
         raise ConfigError(f"{authority} must hold the public key of whoever has signed the roster")
     return run, read_roster(roster, authority.read_text().strip()), draws if draws.exists() else None
+
+
+def numbered_run(root: Path, number: int) -> Path:
+    """Return where a server's first, second, ... run is kept."""
+    return root / ("run" if number == 1 else f"run-{number}")
+
+
+def last_run(root: Path) -> Path:
+    """Return the directory of the last run that a server has begun without a name; of its first if there is none."""
+    names = (each.name.removeprefix("run-") for each in root.glob("run-*"))
+    numbers = [int(name) for name in names if name.isascii() and name.isdecimal()]
+    return numbered_run(root, max(numbers, default=1))
+
+
+def next_run(root: Path) -> Path:
+    """Return the directory of the run to go on with: the last one, or after its end a new one.
+
+    Guarantee: what a finished run has charged stays where it is; a new run has a name of its own, so that clients
+    charge it beside the others. Checked: test_flower_apps.py::test_a_finished_run_is_followed_by_a_new_one.
+    """
+    last = last_run(root)
+    file = last / "summary.json"
+    if not file.exists() or from_json(RunSummary, read_text(file), str(file)).end not in (
+        End.COMPLETE,
+        End.STOPPED,
+    ):
+        return last
+    return numbered_run(root, int(last.name.partition("-")[2] or 1) + 1)
 
 
 def trained_sizes(model: object, personal: Sequence[str] = ()) -> dict[str, int]:

@@ -199,6 +199,7 @@ class NodeRegistry:
     published: PublishedHead | None = None  # where nodes are greeted, and each client gets the head and its slip
     nodes: dict[ClientId, int] = field(default_factory=dict)  # of each client that has accepted the run
     progress: dict[ClientId, Progress] = field(default_factory=dict)  # as it was when each accepted the run
+    spoken: dict[ClientId, int] = field(default_factory=dict)  # the last node of each, whether it is there or not
     _asked: set[int] = field(default_factory=set)
     _failed: set[int] = field(default_factory=set)
     _slipped: set[int] = field(default_factory=set)  # who was sent a slip, once for each time it is asked
@@ -294,6 +295,7 @@ class NodeRegistry:
         elif answer.client not in self.population:
             raise PeerError(f"client {answer.client} is not of this population")
         self.nodes[answer.client] = node  # a client that comes back through another node is found there
+        self.spoken[answer.client] = node
         self.progress[answer.client] = answer.progress
 
 

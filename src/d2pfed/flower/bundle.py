@@ -23,8 +23,8 @@ _COMPILED = (*BYTECODE_SUFFIXES, *EXTENSION_SUFFIXES)
 
 
 @contextmanager
-def loaded(content: bytes, place: Path) -> Iterator[ClientApp]:
-    """Yield the ClientApp of a bundle, from a directory below `place` that this makes and removes.
+def loaded(content: bytes, place: Path) -> Iterator[tuple[str, ClientApp]]:
+    """Yield the name and the ClientApp of a bundle, from a directory below `place` that this makes and removes.
 
     Guarantee: a module whose name is in the bundle is the bundle's own: nothing that was unpacked, compiled, imported
     or on the path before takes its place. Checked: test_flower_bundle.py.
@@ -47,7 +47,7 @@ def loaded(content: bytes, place: Path) -> Iterator[ClientApp]:
             app = attrgetter(attribute)(import_module(module))
             if not isinstance(app, ClientApp):
                 raise PeerError(f"an app's clientapp must be a ClientApp, got a {type(app).__name__}")
-            yield app
+            yield f"{config['tool']['flwr']['app']['publisher']}/{config['project']['name']}", app
         finally:
             sys.path.remove(fresh)
             sys.meta_path.remove(own)

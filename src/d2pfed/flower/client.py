@@ -10,8 +10,9 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from d2pfed.deploy.client import PrivateClient, Purpose, TrainArrays, discreet, log_error
+from d2pfed.deploy.client import PrivateClient, Purpose, TrainArrays, WeightedArrays, discreet, log_error
 from d2pfed.deploy.config import (
+    APP_SETTING,
     NODE_SETTING,
     SIMULATION_VARIABLE,
     ClientConfig,
@@ -42,21 +43,25 @@ _EXAMPLES = "num-examples"  # as Flower's own strategies call it
 def private(message: Message, context: Context, train: Train) -> Message:
     """Answer a request of the private protocol, training only when it asks for the masked vector.
 
-    Guarantee: of what `train` returns, only its arrays are used, and they leave clipped, noised and masked; its
-    metrics, its counts and the text of its errors do not leave. Of what `evaluate` returns, only what a private
-    evaluation asks for is used, in the same way. Every other kind of message is refused.
+    Guarantee: of what `train` returns, only its arrays are used and, where the plan has weights, its `num-examples`;
+    they leave in one vector, clipped, noised and masked. Its metrics and the text of its errors do not leave. Of what
+    `evaluate` returns, only what a private evaluation asks for is used, in the same way. Every other kind of message
+    is refused.
     Checked: test_flower_client.py::test_nothing_of_the_training_leaves_in_clear.
     """
     require_type(message, MESSAGE_TYPE, EVALUATION_TYPE)
 
-    def call(arrays: NamedArrays, settings: Mapping[str, object]) -> NamedArrays:
+    def call(arrays: NamedArrays, settings: Mapping[str, object]) -> NamedArrays | WeightedArrays:
         """Call the app's function as Flower would, and return the arrays with what it has made of them."""
         model = {name: array for name, array in arrays.items() if name != STATISTIC or not is_evaluation(settings)}
         config = ConfigRecord(dict(settings))  # type: ignore[arg-type]  # decode_task admits Flower's types only
         message.content = RecordDict({"arrays": to_array_record(model), "config": config})
         returned = train(message, context).content
         if not is_evaluation(settings):
-            return to_named_arrays(_only(returned.array_records, "training function", "arrays"), arrays)
+            made = to_named_arrays(_only(returned.array_records, "training function", "arrays"), arrays)
+            counts = [found[_EXAMPLES] for found in returned.metric_records.values() if _EXAMPLES in found]
+            examples = counts[0] if len(counts) == 1 else None
+            return WeightedArrays(made, float(examples) if isinstance(examples, (int, float)) else None)
         # The vector that answers the question: clipped, noised, masked and charged as an update is, whatever it is.
         question = question_of(settings)
         if isinstance(question, MetricMeans):
@@ -167,10 +172,11 @@ def _answer(message: Message, context: Context, train: TrainArrays) -> Message:
         kind, data = from_record(message.content)
         purpose = Purpose.EVALUATION if message.metadata.message_type == EVALUATION_TYPE else Purpose.TRAINING
         try:
-            config = config_of(context)
+            found = config_of(context)
         except Exception:  # noqa: BLE001 - what is wrong with its files is for the client's own log
             log_error("this client's config cannot be used")
             raise ConfigError("this client is not set up; its own log says why") from None
+        config = found.serving(str(context.node_config.get(APP_SETTING, "")))
         client = PrivateClient(config, message.metadata.dst_node_id, context.run_config, train, purpose)
         return Message(to_record(kind, client.answer(kind, data)), reply_to=message)
 

@@ -3,7 +3,8 @@
     d2pfed-node --app DIRECTORY -- --superlink HOST:PORT --root-certificates FILE ...   # starts its SuperNode, too
     d2pfed-node --app DIRECTORY --runtime 127.0.0.1:8001                                # serves one that runs already
 
-The app is the one in a directory of this machine, or the one that the SuperLink sends if its SHA-256 is the given one.
+An app is in a directory of this machine, or is sent by the SuperLink and has a given SHA-256. Both options may be
+repeated: each message is then answered by the app of its run.
 """
 
 import argparse
@@ -36,7 +37,7 @@ from d2pfed.round import Attempt, Participant, gather, session_of
 from d2pfed.round.aggregation import InProcess, Machine
 
 if TYPE_CHECKING:
-    from d2pfed.flower.runtime import AppSource, Runtime
+    from d2pfed.flower.runtime import Apps, Runtime
 
 FLOWER = "1.41"  # whose private runtime interface `runtime.py` speaks
 
@@ -104,7 +105,7 @@ def follow(parent: int, number: signal.Signals) -> None:
     Thread(target=watch, daemon=True).start()
 
 
-def serve(runtime: "Runtime", source: "AppSource", supernode: "subprocess.Popen[bytes] | None") -> None:
+def serve(runtime: "Runtime", apps: "Apps", supernode: "subprocess.Popen[bytes] | None") -> None:
     """Answer messages as a SuperNode hands them out, each in a fork, until it ends.
 
     It may hand out a message that it has lost meanwhile, and a fork that waits for that must not hold up the next one.
@@ -128,14 +129,14 @@ def serve(runtime: "Runtime", source: "AppSource", supernode: "subprocess.Popen[
                 pace.pause(_LONGEST_PAUSE)
             else:
                 pace.hurry()
-                begun[fork(runtime, token, source)] = time.monotonic()
+                begun[fork(runtime, token, apps)] = time.monotonic()
     finally:
         for child in begun:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
 
 
-def fork(runtime: "Runtime", token: str, source: "AppSource") -> int:
+def fork(runtime: "Runtime", token: str, apps: "Apps") -> int:
     """Answer a message in a process of its own, which starts with all that is loaded here and ends when it has."""
     from d2pfed.flower.runtime import answer  # noqa: PLC0415
 
@@ -147,7 +148,7 @@ def fork(runtime: "Runtime", token: str, source: "AppSource") -> int:
         follow(parent, signal.SIGKILL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         reseed()
-        answer(runtime, token, source)
+        answer(runtime, token, apps)
         code = 0
     except BaseException:  # noqa: BLE001 - a fork must end here, whatever happens
         _log.exception("a message was not answered")
@@ -185,9 +186,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="d2pfed-node", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    app = parser.add_mutually_exclusive_group(required=True)
-    app.add_argument("--app", type=Path, help="directory of the app that this client runs, whatever it is sent")
-    app.add_argument("--fab-sha256", help="SHA-256 of the app bundle that this client runs when it is sent it")
+    parser.add_argument(
+        "--app",
+        type=Path,
+        action="append",
+        default=[],
+        help="directory of an app that this client runs, as it is here",
+    )
+    parser.add_argument(
+        "--fab-sha256",
+        action="append",
+        default=[],
+        help="SHA-256 of an app bundle that this client runs as it is sent",
+    )
     parser.add_argument("--runtime", help="address of the runtime API of a SuperNode with --isolation process")
     parser.add_argument("--secret", type=Path, help="file that the SuperNode has as --superexec-auth-secret-file")
     parser.add_argument(
@@ -205,6 +216,10 @@ def main() -> None:
             return
         split = arguments.index("--") if "--" in arguments else len(arguments)
         chosen, supernode = parser.parse_args(arguments[:split]), arguments[split + 1 :]
+        if not (chosen.app or chosen.fab_sha256):
+            raise ConfigError(
+                "name the apps that this client runs: --app DIRECTORY or --fab-sha256 HEX, or several"
+            )
         if bool(supernode) == (chosen.runtime is not None):
             raise ConfigError("either --runtime ADDRESS or, after --, the arguments of a SuperNode to start")
         log, handler = logging.getLogger("d2pfed"), logging.StreamHandler()  # Flower shows its own log
@@ -222,19 +237,19 @@ def main() -> None:
             else:
                 address, files = chosen.runtime, (chosen.root_certificates, chosen.secret)
                 certificates, secret = (None if file is None else file.read_bytes() for file in files)
-            from d2pfed.flower.runtime import LocalApp, PinnedApp, Runtime  # noqa: PLC0415
+            from d2pfed.flower.runtime import Apps, LocalApp, PinnedApp, Runtime  # noqa: PLC0415
 
             runtime = Runtime(address, certificates, secret)
             # Outlives forks that are killed, and what they have unpacked.
             place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            source = PinnedApp(chosen.fab_sha256, place) if chosen.app is None else LocalApp(chosen.app)
-            if isinstance(source, LocalApp):
-                source.preload()
+            pinned = [PinnedApp(each, place) for each in chosen.fab_sha256]
+            apps = Apps((*map(LocalApp, chosen.app), *pinned))
+            apps.preload()
             rehearse()
             for name in ["d2pfed.flower.client", *chosen.preload.split(",")]:
                 if name and find_spec(name.partition(".")[0]) is not None:  # what is not installed is left out
                     importlib.import_module(name)
-            serve(runtime, source, process)
+            serve(runtime, apps, process)
             if process is not None:
                 sys.exit(process.returncode)
     except D2PFedError as error:

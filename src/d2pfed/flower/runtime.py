@@ -48,6 +48,7 @@ from flwr.supernode.nodestate import NodeState, NodeStateFactory
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 from flwr.supernode.start_client_internal import _init_connection, _pull_and_store_message, _push_messages
 
+from d2pfed.deploy.config import APP_SETTING
 from d2pfed.deploy.requests import MAX_ATTEMPT_SECONDS
 from d2pfed.deploy.transport import SHORTEST, Pace
 from d2pfed.errors import ConfigError, PeerError
@@ -73,14 +74,17 @@ class LocalApp:
         config = get_project_config(self.directory)
         load_app(config["tool"]["flwr"]["app"]["components"]["clientapp"], ConfigError, self.directory)
 
-    @contextmanager
-    def load(self, run: Run, _fab: Fab) -> Iterator[ClientApp]:
-        """Yield the app; refuse a run of an app with another name or version."""
+    def refusal(self, run: Run, _fab: Fab) -> str:
+        """Return why this is not the app of a run, by its name and version; empty if it is."""
         own = get_metadata_from_config(get_project_config(self.directory))
-        if own != (run.fab_id, run.fab_version):
-            raise PeerError(f"this client runs the app {' '.join(own)}, and was asked for another")
-        app: ClientApp = get_load_client_app_fn("", str(self.directory), multi_app=True)(*own, "")
-        yield app
+        is_own = own == (run.fab_id, run.fab_version)
+        return "" if is_own else f"this client runs the app {' '.join(own)}, and was asked for another"
+
+    @contextmanager
+    def load(self, _fab: Fab) -> Iterator[tuple[str, ClientApp]]:
+        """Yield its name and the app."""
+        own = get_metadata_from_config(get_project_config(self.directory))
+        yield own[0], get_load_client_app_fn("", str(self.directory), multi_app=True)(*own, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +98,42 @@ class PinnedApp:
         if not re.fullmatch("[0-9a-f]{64}", self.sha256):
             raise ConfigError(f"a bundle's SHA-256 must be 64 digits of 0-9 and a-f, got {self.sha256[:80]!r}")
 
-    @contextmanager
-    def load(self, _run: Run, fab: Fab) -> Iterator[ClientApp]:
-        """Yield the app; refuse another bundle before anything of it is unpacked."""
+    def refusal(self, _run: Run, fab: Fab) -> str:
+        """Return why this is not the app that was sent; empty if it is."""
         found = hashlib.sha256(fab.content).hexdigest()
-        if found != self.sha256:
-            raise PeerError(f"this client runs the app {self.sha256[:16]}... only, and was sent {found[:16]}...")
+        is_own = found == self.sha256
+        return "" if is_own else f"this client runs the app {self.sha256[:16]}..., and was sent {found[:16]}..."
+
+    @contextmanager
+    def load(self, fab: Fab) -> Iterator[tuple[str, ClientApp]]:
+        """Yield its name, as the bundle states it, and the app."""
         with loaded(fab.content, self.place) as app:
             yield app
 
 
-AppSource = LocalApp | PinnedApp
+@dataclass(frozen=True, slots=True)
+class Apps:
+    """The apps of this client, one of which answers a message."""
+
+    sources: tuple[LocalApp | PinnedApp, ...]
+
+    def preload(self) -> None:
+        """Load a single local app now, so that no message has to. Several might have modules of one name."""
+        if len(self.sources) == 1 and isinstance(self.sources[0], LocalApp):
+            self.sources[0].preload()
+
+    @contextmanager
+    def load(self, run: Run, fab: Fab) -> Iterator[tuple[str, ClientApp]]:
+        """Yield the name of a run's app and the app; refuse one that is not listed before anything is unpacked."""
+        refusals = list[str]()
+        for source in self.sources:
+            if refusal := source.refusal(run, fab):
+                refusals.append(refusal)
+                continue
+            with source.load(fab) as app:
+                yield app
+            return
+        raise PeerError("; ".join(refusals))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +188,7 @@ def acquire(client: RuntimeHttpClient) -> str | None:
     return str(found.token) if found.HasField("task") and found.token else None
 
 
-def answer(runtime: Runtime, token: str, source: AppSource) -> None:
+def answer(runtime: Runtime, token: str, apps: Apps) -> None:
     """Pull one message, have the app answer it, and push the answer.
 
     Guarantee: what an error says reaches the server only if it is one of ours, which name a rule and no data.
@@ -172,7 +201,8 @@ def answer(runtime: Runtime, token: str, source: AppSource) -> None:
     signal.alarm(0)
     status, details = SubStatus.COMPLETED, ""
     try:
-        with source.load(run, fab) as app:
+        with apps.load(run, fab) as (name, app):
+            context.node_config[APP_SETTING] = name  # what this process has loaded, whatever a run is called
             reply = app(message=message, context=context)
     except Exception as error:  # noqa: BLE001 - whatever it was, the server must hear that this client has failed
         _log.exception("a message cannot be answered")

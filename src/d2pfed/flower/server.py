@@ -66,6 +66,8 @@ class PrivateFedAvg:
         roster: who is enrolled; None for simulations.
         draws: the server's file of draws, where the roster has some.
         ledger: one that other runs over these clients share; None: the directory's own.
+        positions: directory where the server remembers how far its clients' logs are, which all its runs share; None:
+            that of the ledger.
         target: what the plan was calibrated for, so that the report can say it; None if it is not known.
         optimizer: how the server moves the model.
         deadlines: how many seconds the server waits.
@@ -80,6 +82,7 @@ class PrivateFedAvg:
     roster: SignedRoster | None
     draws: Path | None = None
     ledger: Path | None = None
+    positions: Path | None = None
     target: PrivacyTarget | None = None
     optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
     deadlines: Deadlines = field(default_factory=Deadlines)
@@ -116,19 +119,24 @@ class PrivateFedAvg:
         keys: KeyUse | None = None,
         ledger: Path | None = None,
         personal: Sequence[str] = (),
+        max_weight: float | None = None,
+        count_failures: bool = False,
     ) -> "PrivateFedAvg":
         """Return the strategy that trains a model within a privacy target.
 
         The app's configuration names the server's directory (`d2pfed-directory`), which has the signed `roster`, the
-        public key of the `authority` that has signed it and the server's `draws`, and keeps the `run`. Dimension,
+        public key of the `authority` that has signed it and the server's `draws`, and keeps the runs: `run`, then
+        `run-2` and so on, or those that `d2pfed-run` names. A run that is done is followed by a new one. Dimension,
         population, rounds, sampling, participations and noise follow from model, roster and configuration. Buffers
         of a torch module, such as the statistics of batch norms, stay with the clients, and so do parameters that a
-        pattern of `personal` names, such as `head.*`: each client trains and keeps its own.
+        pattern of `personal` names, such as `head.*`: each client trains and keeps its own. With `max_weight` the mean
+        is weighted by the clients' `num-examples`, each capped at it, and nobody learns a client's number. With
+        `count_failures` the server learns in each round about how many clients' training failed, and not whose.
         """
         directory, roster, draws = read_server_directory(context.run_config)
         sizes = trained_sizes(model, (personal,) if isinstance(personal, str) else personal)
         target = complete_target(privacy, sizes, roster, context.run_config)
-        plan = calibrate(target)
+        plan = calibrate(target, max_weight, count_failures=count_failures)
         if personal and not may_outlive_rounds(plan):
             raise ConfigError("personal layers cannot be kept behind drawn cohorts: ask everyone in every round")
         return PrivateFedAvg(
@@ -137,6 +145,7 @@ class PrivateFedAvg:
             roster=roster,
             draws=draws,
             ledger=ledger,
+            positions=directory.parent if ledger is None else None,
             target=target,
             optimizer=optimizer or ServerOptimizer(),
             deadlines=deadlines or Deadlines(),
@@ -182,10 +191,9 @@ class PrivateFedAvg:
         if not 1 <= rounds <= self.plan.rounds:
             raise ConfigError(f"num_rounds must be in [1, {self.plan.rounds}], as planned, got {rounds}")
         layout = Layout.of(arrays := to_named_arrays(initial_arrays), self.trained)
-        if layout.dimension != self.plan.codec.rotation.dimension:
+        if layout.dimension != self.plan.dimension:
             raise ConfigError(
-                f"the arrays must have the plan's {self.plan.codec.rotation.dimension} parameters, "
-                f"got {layout.dimension}"
+                f"the arrays must have the plan's {self.plan.dimension} parameters, got {layout.dimension}"
             )
         deadlines, partition = replace(self.deadlines, training=timeout), b""
         if self.roster is not None:
@@ -227,12 +235,14 @@ class PrivateFedAvg:
                 config=train_config or {},
                 run_config=run_config or self.run_config or {},
                 deadlines=deadlines,
-                positions=self.directory if self.ledger is None else self.ledger.parent,
+                positions=self.positions or (self.directory if self.ledger is None else self.ledger.parent),
                 population=self.population,
                 draws=self.draws,
             )
             if self.has_standing_keys:
-                summary = run.train(StandingFederation(deployment), evaluator, monitor, rounds)
+                silos = StandingFederation(deployment)
+                monitor.callbacks = (silos.note_silos, *callbacks)
+                summary = run.train(silos, evaluator, monitor, rounds)
             else:
                 summary = run.train(CohortFederation(deployment), evaluator, monitor, rounds)
             if summary.end is End.EXHAUSTED:

@@ -75,6 +75,8 @@ def private_total(
     """
     if strategy.plan.rounds != 1:
         raise ConfigError(f"a statistic takes one round, the plan has {strategy.plan.rounds}")
+    if strategy.plan.extras:
+        raise ConfigError(f"a statistic takes nothing beside its vector, the plan has {strategy.plan.extras[0]}")
     if arrays is not None and STATISTIC in arrays:
         raise ConfigError(f"the name {STATISTIC} is reserved")
     asked = ArrayRecord({**(arrays or {}), STATISTIC: Array(np.zeros(size, np.float32))})

@@ -27,7 +27,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError, PeerError
+from d2pfed.fields import Choice
 from d2pfed.noise.codec import FloatVector, moderate
+
+
+class Extra(Choice):
+    """What may stand in the coordinates beside an update, within the same radius and under the same noise."""
+
+    ADAPTIVE_CLIP = "adaptive_clip"  # a bit: whether the update was within the round's clip
+    WEIGHTS = "weights"  # the client's capped weight in the mean
+    FAILURES = "failures"  # the radius if the client has nothing else to send because something failed
+
 
 QUANTILE = 0.5  # a missing or silent client counts as one half, which is no bias where one half is the target
 RATE = 0.2

@@ -45,7 +45,7 @@ PRECISION = 5e-4  # relative, of the noise: how far above the least the answer m
 SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e6
 
 
-def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
+def calibrate(target: PrivacyTarget, max_weight: float | None = None, *, count_failures: bool = False) -> Plan:
     """Find the least noise that keeps the whole run within the target's epsilon, and the bits that carry it.
 
     Guarantee: `max_attempts` releases with the noise of a quorum, less the colluders, spend at most epsilon against
@@ -54,6 +54,7 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
     Args:
         target: the privacy target, with dimension, population, cohort size and rounds.
         max_weight: the mean is weighted by private weights of at most this; None: all clients weigh alike.
+        count_failures: clients whose training fails say so, in one more coordinate; of records, each record.
 
     Raises:
         ConfigError: if no noise and no number of bits meets the target.
@@ -76,11 +77,13 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
                 f"weights go with a fixed clip and the unit client, got clip {target.clip}, {target.unit}"
             )
         weighting = Weighting.balanced(max_weight, target.fixed_clip, target.dimension)
-        return _widened(target, weighting)
+        return _widened(target, weighting, count_failures=count_failures)
     if target.initial_clip is not None:
         # The guarantee is that of a fixed clip, the radius that bounds update and bit: docs/theory.md, section 16.
         adaptive = AdaptiveClip.beside(2 * ideal_multiplier(target) / target.cohort_size, target.initial_clip)
-        return _widened(target, adaptive)
+        return _widened(target, adaptive, count_failures=count_failures)
+    if count_failures:
+        return _widened(target, None, count_failures=True)
     ideal = ideal_multiplier(target)
     target = widths.compressed(target, ideal)
     protocol = protocol_of(target)
@@ -94,24 +97,32 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
     return draft.plan(multiplier)
 
 
-def _widened(target: PrivacyTarget, part: AdaptiveClip | Weighting) -> Plan:
-    """Return the plan of vectors with one more coordinate, a bit or a weight, and the radius that bounds both.
+def _widened(target: PrivacyTarget, part: AdaptiveClip | Weighting | None, *, count_failures: bool) -> Plan:
+    """Return the plan of vectors with one or two more coordinates, and the radius that bounds all of them.
 
-    Where the dimension is a power of two, that would double a Hadamard transform, so there the phase rotation takes its
-    place; elsewhere it takes a coordinate that was padding. A fold keeps it apart. Weights all have one sign, so that
-    the mean of vectors that have them is long.
+    Where they would double a Hadamard transform, as beside a power of two, the phase rotation takes its place;
+    elsewhere they take coordinates that were padding. A fold keeps them apart. Weights and failures all have one sign,
+    so that the mean of vectors that have them is long.
     """
-    is_full = target.dimension & (target.dimension - 1) == 0
+    extra = (part is not None) + count_failures
+    is_full = (target.dimension + extra - 1).bit_length() > (target.dimension - 1).bit_length()
     rotation = RotationName.PHASE if is_full else target.rotation
-    radius, longest = (part.radius, target.longest_mean) if isinstance(part, AdaptiveClip) else (1.0, 1.0)
-    wider = replace(target, dimension=target.dimension + 1, clip=radius, rotation=rotation, longest_mean=longest)
+    radius = target.fixed_clip if part is None else part.radius if isinstance(part, AdaptiveClip) else 1.0
+    longest = target.longest_mean if isinstance(part, AdaptiveClip) and not count_failures else 1.0
+    wider = replace(
+        target, dimension=target.dimension + extra, clip=radius, rotation=rotation, longest_mean=longest
+    )
     plan = calibrate(wider)
     codec = plan.codec
     if isinstance(codec.rotation, Fold):
-        codec = replace(codec, rotation=replace(codec.rotation, kept=1))
-    if isinstance(part, AdaptiveClip):
-        return replace(plan, codec=codec, adaptive_clip=part)
-    return replace(plan, codec=codec, weighting=part)
+        codec = replace(codec, rotation=replace(codec.rotation, kept=extra))
+    return replace(
+        plan,
+        codec=codec,
+        adaptive_clip=part if isinstance(part, AdaptiveClip) else None,
+        weighting=part if isinstance(part, Weighting) else None,
+        counts_failures=count_failures,
+    )
 
 
 @lru_cache(maxsize=64)  # a summary asks for what the calibration began with

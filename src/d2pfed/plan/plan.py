@@ -26,7 +26,7 @@ from d2pfed.accounting import (
 )
 from d2pfed.errors import ConfigError
 from d2pfed.fields import check_arguments, check_fields
-from d2pfed.noise.clipping import AdaptiveClip, Weighting
+from d2pfed.noise.clipping import AdaptiveClip, Extra, Weighting
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import (
     LEAST_SILO_WIDTH,
@@ -84,6 +84,7 @@ class Plan:
         batches: how records are drawn inside silos, where the unit is a record.
         records: the public number of records, with which sums are divided.
         weighting: how private weights are carried; None: all clients weigh alike.
+        counts_failures: whether a client whose training failed says so in one more coordinate; of records, each record.
         committee: who holds shares in the lattice protocol; None: another protocol.
         secret: how many numbers a client's secret has in the lattice protocol.
         has_standing_keys: whether clients keep their keys for a run, as silos of records do.
@@ -112,6 +113,7 @@ class Plan:
     batches: BatchSampling | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
     records: int | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
     weighting: Weighting | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+    counts_failures: bool = field(default=False, metadata=canonical.OMITTED_IF_DEFAULT)
     committee: Committee | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
     secret: int | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
     has_standing_keys: bool = field(default=False, metadata=canonical.OMITTED_IF_DEFAULT)
@@ -138,8 +140,7 @@ class Plan:
         bounds.check_longest_mean(self.longest_mean)
         self._check_units()
         self._check_protocol()
-        extra = self.adaptive_clip is not None or self.weighting is not None
-        if isinstance(self.codec.rotation, Fold) and self.codec.rotation.kept != extra:
+        if isinstance(self.codec.rotation, Fold) and self.codec.rotation.kept != len(self.extras):
             raise ConfigError(
                 f"a fold must keep the bit or the weight apart and nothing else, got {self.codec.rotation.kept} kept"
             )
@@ -248,8 +249,18 @@ class Plan:
     @property
     def dimension(self) -> int:
         """How many parameters are trained; a client's bit for an adaptive clip, or its weight, is none of them."""
-        extra = self.adaptive_clip is not None or self.weighting is not None
-        return self.codec.rotation.dimension - extra
+        return self.codec.rotation.dimension - len(self.extras)
+
+    @property
+    def extras(self) -> tuple[Extra, ...]:
+        """What the last coordinates of a vector are, one each, behind the update."""
+        parts = {Extra.ADAPTIVE_CLIP: self.adaptive_clip, Extra.WEIGHTS: self.weighting}
+        found = tuple(extra for extra, part in parts.items() if part is not None)
+        return (*found, Extra.FAILURES) if self.counts_failures else found
+
+    def failures_error(self, survivors: int) -> float:
+        """Return the standard error of the number of failures in a sum over so many clients, by the noise alone."""
+        return math.sqrt(self.noise(survivors).sum_variance) * self.codec.granularity / self.codec.clip
 
     @property
     def update_clip(self) -> float:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from d2pfed.accounting import SERVER, CohortSampling, Noise, Sampling, Unit, client_epsilon
 from d2pfed.errors import ConfigError
 from d2pfed.fields import Choice, check_arguments, check_fields
+from d2pfed.noise.clipping import Extra
 from d2pfed.noise.mechanisms import MechanismName, Protocol
 from d2pfed.plan.bounds import (
     MOST_SIGNED,
@@ -46,6 +47,7 @@ class Profile:
     mechanisms: frozenset[MechanismName]
     samplings: frozenset[Sampling]
     units: frozenset[Unit]
+    extras: frozenset[Extra]
     least_cohort: int
     most_cohort: int
 
@@ -59,10 +61,9 @@ class Profile:
         for what, found, allowed in listed:
             if found not in allowed:
                 raise ConfigError(f"{self.name} takes {what} {', '.join(sorted(allowed))}, the plan has {found}")
-        # Parts of a plan that only simulations have.
-        parts = {"an adaptive clip": plan.adaptive_clip, "weights": plan.weighting}
-        if unsupported := [name for name, part in parts.items() if part is not None]:
-            raise ConfigError(f"{self.name} does not take {' and '.join(unsupported)}, the plan has it")
+        for extra in plan.extras:
+            if extra not in self.extras:
+                raise ConfigError(f"{self.name} does not take {extra}, the plan has it")
         if not self.least_cohort <= plan.cohort_size <= self.most_cohort:
             raise ConfigError(
                 f"{self.name} takes cohorts of {self.least_cohort} to {self.most_cohort:,}, the plan has "
@@ -76,6 +77,7 @@ PROFILES = {
         mechanisms=frozenset(name for name in MechanismName if Protocol.PAIRWISE in name.runs_in),
         samplings=frozenset({Sampling.FIXED, Sampling.ONCE, Sampling.NONE}),
         units=frozenset({Unit.CLIENT}),
+        extras=frozenset(Extra),
         least_cohort=2,
         most_cohort=MOST_COHORT,
     ),
@@ -84,6 +86,7 @@ PROFILES = {
         mechanisms=frozenset(name for name in MechanismName if Protocol.LATTICE in name.runs_in),
         samplings=frozenset({Sampling.FIXED, Sampling.ONCE, Sampling.NONE}),
         units=frozenset({Unit.CLIENT}),
+        extras=frozenset(Extra),
         least_cohort=LEAST_COHORT,
         most_cohort=MOST_SIGNED,
     ),
@@ -92,6 +95,7 @@ PROFILES = {
         mechanisms=frozenset(name for name in MechanismName if Protocol.STANDING in name.runs_in),
         samplings=frozenset({Sampling.NONE}),
         units=frozenset({Unit.CLIENT, Unit.RECORD}),
+        extras=frozenset(Extra),
         least_cohort=FEWEST_SILOS,
         most_cohort=MOST_SILOS,
     ),
@@ -153,6 +157,7 @@ class Policy:
         protocols: those that this client takes part in.
         units: what a plan may protect.
         requests: what a server may ask this client's data for.
+        extras: what its vector may have beside an update, within the same radius.
         mechanisms: those that a plan may use.
         least_cohort: the smallest cohort.
         most_cohort: the largest cohort.
@@ -173,6 +178,7 @@ class Policy:
     protocols: tuple[Protocol, ...] = tuple(Protocol)
     units: tuple[Unit, ...] = (Unit.CLIENT,)
     requests: tuple[Request, ...] = tuple(Request)
+    extras: tuple[Extra, ...] = tuple(Extra)
     mechanisms: tuple[MechanismName, ...] = tuple(
         name for name in MechanismName if name in PROFILES[Protocol.STANDING].mechanisms
     )
@@ -196,11 +202,13 @@ class Policy:
             "protocols": Protocol,
             "units": Unit,
             "requests": Request,
+            "extras": Extra,
             "mechanisms": MechanismName,
         }
         for field, kind in kinds.items():
             given = getattr(self, field)
-            if isinstance(given, str) or not (isinstance(given, Collection) and len(given)):
+            is_list = isinstance(given, Collection) and not isinstance(given, str)
+            if not is_list or not (len(given) or field == "extras"):
                 raise ConfigError(f"{field} must name at least one of {', '.join(kind)}")
             object.__setattr__(self, field, tuple(kind(name) for name in given))
         check_fields(self)
@@ -270,6 +278,8 @@ class Policy:
         """
         _check_one_of("protocol", protocol, self.protocols)
         _check_one_of("unit", plan.unit, self.units)
+        for extra in plan.extras:
+            _check_one_of("extra coordinate", extra, self.extras)
         try:
             require_deployable(protocol, plan, None if enrolled is None else enrolled.population)
         except ConfigError as error:

@@ -247,13 +247,15 @@ class ClippedAttempts(Protocol[B]):
 class Outcome:
     """What a round gave: the mean over the planned cohort, in which attempt, and of how many clients.
 
-    `clipping` is None where the clip is fixed.
+    `clipping` is None where the clip is fixed, `failures`, the noised number of clients whose training failed, where
+    they are not counted.
     """
 
     mean: FloatVector = field(repr=False)
     attempt: int
     survivors: int
     clipping: ClipStep | None = None
+    failures: float | None = None
 
 
 def run_plan(plan: Plan) -> RunPlan:
@@ -345,11 +347,14 @@ def aggregate(
         except TooFewClients:
             continue  # charged all the same: some shares may have been opened
         mean, clipping = plan.codec.decode(plan.ring.center(total), rotation_seed(session), plan.divisor), None
+        failures = None
+        if plan.counts_failures:
+            failures, mean = float(mean[-1]) * plan.divisor / plan.codec.clip, mean[:-1]
         if plan.weighting is not None:  # the last coordinate is the mean of weights, below the mean of bits
             noise = math.sqrt(plan.noise(len(survivors)).sum_variance) * plan.codec.granularity / plan.cohort_size
             mean = plan.weighting.mean(mean, noise)
         elif plan.adaptive_clip is not None and clip is not None:
             clipping = plan.adaptive_clip.step(clip, float(mean[-1]))
             mean = mean[:-1] * np.float32(clip)
-        return Outcome(mean, attempt.number, len(survivors), clipping)
+        return Outcome(mean, attempt.number, len(survivors), clipping, failures)
     raise TooFewClients(f"round {number} failed in all of its {plan.attempts_per_round} attempts")

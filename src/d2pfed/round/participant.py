@@ -100,8 +100,16 @@ class Batches:
         return Batches(own, totals, drawn)
 
     def add(self, owners: IntVector, vectors: NDArray[np.float32]) -> None:
-        """Add vectors, each to the batch with its owner's number, as `Batch.add` does."""
+        """Add vectors, each to the batch with its owner's number, as `Batch.add` does.
+
+        Where the plan counts failures, a row that is not finite stands for the radius in a coordinate of its own.
+        Guarantee: whether a record has failed is told by its own row. Checked: test_failures.py.
+        """
         first = self.each[0]
+        if first.plan.counts_failures:
+            failed = np.asarray(~np.isfinite(vectors).all(axis=1))
+            told = failed.astype(np.float32) * np.float32(first.plan.codec.clip)
+            vectors = np.column_stack([np.where(failed[:, None], np.float32(0), vectors), told])
         first.plan.codec.add_prepared(self.totals, owners, vectors, first.seed, self.dithers)
 
 
@@ -195,12 +203,18 @@ class Participant:
         update: Update,
         group: bytes | None,
         clip: float | None = None,
+        *,
+        has_failed: bool = False,
     ) -> RingVector:
         """Turn an update into the ring vector that is masked and sent: the only encoder there is.
 
         At its cap a client sends zero and its noise: staying away would tell that it was chosen, and would bias the
         sampling that the guarantee rests on. `clip` is that of the round, where the plan's clip adapts. Where the unit
-        is a record, the update is the silo's records, of which a batch is drawn here.
+        is a record, the update is the silo's records, of which a batch is drawn here. A client that `has_failed` sends
+        zero, and where the plan counts failures, the radius in a coordinate of its own.
+
+        Guarantee: whatever fails, the vector before noise is within the plan's radius; at its cap a client does not
+        tell that it has failed. Proof: theory.md#failures. Checked: test_failures.py.
         """
         check_arguments(Participant.encode, locals())
         require_clip(self.plan, clip)
@@ -211,7 +225,8 @@ class Participant:
             return batch.encode()
         if self.plan.batches is not None:
             raise ConfigError("a plan with the unit record takes a silo's records, got a single vector")
-        own = update if self.participations < self.plan.max_participations else np.zeros_like(update)
+        is_silent = self.participations >= self.plan.max_participations
+        own = np.zeros_like(update) if is_silent or has_failed else update
         weighting, adaptive = self.plan.weighting, self.plan.adaptive_clip
         require_update(own, self.plan.dimension + (weighting is not None))  # its weight is the last number
         vector, fresh = own, self._fresh(session)
@@ -219,6 +234,8 @@ class Participant:
             vector = weighting.vector(own)
         elif adaptive is not None and clip is not None:
             vector = adaptive.vector(own, clip)
+        if self.plan.counts_failures:
+            vector = np.append(vector, np.float32(self.plan.codec.clip if has_failed and not is_silent else 0.0))
         # A bit or a weight may be small beside the grid, so its vector is dithered.
         extended = adaptive is not None or weighting is not None
         dither = None if not extended else fresh.child("dither").stream()

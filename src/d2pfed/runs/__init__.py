@@ -8,6 +8,8 @@ from d2pfed.runs.records import (
     RoundRecord,
     RunSettings,
     RunSummary,
+    SiloRecord,
+    SiloTable,
     TrainingAudit,
 )
 from d2pfed.runs.run import Listener, Run, open_run

@@ -9,6 +9,8 @@ from d2pfed.errors import ConfigError
 from d2pfed.plan import PrivacyTarget
 from d2pfed.training import ServerOptimizer
 
+SILOS = "silos.json"  # in a run's directory, if it is one of silos elsewhere
+
 
 @dataclass(frozen=True, slots=True)
 class ArrayShape:
@@ -76,6 +78,7 @@ class RoundRecord:
     seconds: float | None
     exchanges: tuple[ExchangeRecord, ...] = ()
     lost: str = ""  # why the sum is not known, and the model as before; empty if it is
+    failures: float | None = None  # private estimate of how many clients' training failed; None if not counted
 
     def __post_init__(self) -> None:
         if self.round < 1:
@@ -116,6 +119,33 @@ class RunSummary:
     def __post_init__(self) -> None:
         check_metrics("the summary", self.metrics)
         check_metrics("the test", self.test_metrics or {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiloRecord:
+    """What the server of a run knows of one silo: its part in the ledger, and its own signed word. None of its data."""
+
+    silo: int
+    rounds: int  # whose sums its vector is in
+    charged: int  # attempts that it was asked for a vector in, void ones included: it has charged each to itself
+    last_round: int  # the last such sum, counted from 1; 0: none
+    position: int | None  # rows of its log, as it has signed them last; None: it has shown none
+    is_here: bool  # whether it has accepted the run, signed, and its node is connected
+    refusal: str  # the last reason of its node for not answering, in its own words; empty if there was none
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rounds <= self.charged or self.last_round < 0:
+            raise ConfigError(
+                f"silo {self.silo} cannot be in {self.rounds} sums, the last of round {self.last_round}, of "
+                f"{self.charged} attempts"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SiloTable:
+    """All silos of a run."""
+
+    silos: tuple[SiloRecord, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,6 @@ from d2pfed.round import (
     Outcome,
     aggregate,
     require_clip,
-    require_fixed_clip,
     run_plan,
 )
 from d2pfed.runs.directory import Checkpoint, RunDirectory, open_ledger
@@ -75,8 +74,6 @@ def open_run(
     `plan` is None for training in the clear. `ledger` is one that other runs over these clients share; None: the run's
     own.
     """
-    if plan is not None and settings.is_deployed:
-        require_fixed_clip(plan, "a deployment")
     with ExitStack() as stack:
         directory = stack.enter_context(RunDirectory.open(path, canonical.encode(settings)))
         name = directory.path.name
@@ -154,7 +151,7 @@ class Run:
                 state = trained.state
                 is_measured = trained.round % evaluate_every == 0 or trained.round == planned
                 metrics = evaluator.validate(trained.round, state.average) if is_measured else {}
-                clipping, clip = trained.clipping, None if plan is None else plan.update_clip
+                clipping, clip = trained.clipping, None if plan is None else state.clip or plan.update_clip
                 record = RoundRecord(
                     round=trained.round,
                     metrics=metrics,
@@ -162,6 +159,7 @@ class Run:
                     survivors=trained.survivors,
                     attempt=trained.attempt,
                     lost=trained.lost,
+                    failures=trained.failures,
                     update_norm=trained.update_norm,
                     clip=clip if clipping is None else clipping.clip,
                     fraction_clipped=None if clipping is None else 1 - clipping.within,

@@ -218,15 +218,20 @@ def _exchanges(report: RunReport) -> list[tuple[str, str, str]]:
 
 def _rows(report: RunReport) -> list[dict[str, Sequence[str]]]:
     """Return the table of at most MOST_ROWS rounds, evenly spread; what is secret or unknown is empty."""
-    rounds, last = report.rounds, len(report.rounds) - 1
+    rounds, last, plan = report.rounds, len(report.rounds) - 1, report.plan
     if last >= MOST_ROWS:
         rounds = tuple(rounds[round(number * last / (MOST_ROWS - 1))] for number in range(MOST_ROWS))
     rows = []
     for record in rounds:
         survivors, seconds = record.survivors, record.seconds
         clipping: tuple[str, ...] = ()  # the clip and the fraction clipped, where the clip adapts
-        if record.clip is not None and record.fraction_clipped is not None:
-            clipping = f"{record.clip:.4g}", percent(record.fraction_clipped)
+        if record.clip is not None and plan is not None and plan.adaptive_clip is not None:
+            share = record.fraction_clipped
+            clipping = f"{record.clip:.4g}", "" if share is None else percent(share)
+        failures: tuple[str, ...] = ()  # with the standard error that the noise adds, where they are counted
+        if plan is not None and plan.counts_failures:
+            error = plan.failures_error(record.survivors or plan.quorum)
+            failures = ("" if record.failures is None else f"{record.failures:.1f} \u00b1 {error:.1f}",)
         metrics = record.metrics
         row = {
             "round": f"{record.round:,}",
@@ -236,6 +241,7 @@ def _rows(report: RunReport) -> list[dict[str, Sequence[str]]]:
             "clipping": clipping,
             "rho": [f"{report.rho_in(record):.3g}"] if report.is_folded else [],
             "survivors": "" if survivors is None else f"{survivors:,}",
+            "failures": failures,
             "seconds": "" if seconds is None else f"{seconds:.2f}",
         }
         rows.append(row)

@@ -14,7 +14,7 @@ from d2pfed.plan import MechanismName, Plan, PlanSummary, PrivacyTarget, Protoco
 from d2pfed.plan.describe import describe_plan
 from d2pfed.plan.plan import TYPES
 from d2pfed.runs.json_files import from_json, parse, read_text, require_directory
-from d2pfed.runs.records import RoundRecord, RunSummary, TrainingAudit
+from d2pfed.runs.records import SILOS, RoundRecord, RunSummary, SiloTable, TrainingAudit
 
 Value = TypeVar("Value")
 
@@ -59,11 +59,12 @@ class RunReport:
     ledger: str | None  # its file in the run's directory, if it is there
     baseline: Baseline | None = None
     audit: TrainingAudit | None = None
+    silos: SiloTable | None = None
 
     def __post_init__(self) -> None:
         if self.plan is not None and self.plan.adaptive_clip is not None:
             for record in self.rounds:
-                if record.clip is None or record.fraction_clipped is None:
+                if record.clip is None or (record.fraction_clipped is None and not record.lost):
                     raise ConfigError(f"the plan's clip adapts, and round {record.round} has no clip and fraction")
         numbers = [record.round for record in self.rounds]
         if numbers != sorted(set(numbers)):
@@ -164,6 +165,7 @@ def read_report(run: Path) -> RunReport:
             ledger="ledger.sqlite" if (run / "ledger.sqlite").is_file() else None,
             baseline=_read_optional(Baseline, run / BASELINE),
             audit=_read_optional(TrainingAudit, run / AUDIT),
+            silos=_read_optional(SiloTable, run / SILOS),
         )
     except ConfigError as error:
         raise ConfigError(f"the files of the run in {run} do not belong together: {error}") from error
