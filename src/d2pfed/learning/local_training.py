@@ -13,6 +13,7 @@ from d2pfed.learning.local_settings import LocalTraining, Optimizer, Precision
 from d2pfed.learning.losses import CrossEntropy
 from d2pfed.learning.model import Model, Module, Params, Tensors
 from d2pfed.learning.record_program import by_products
+from d2pfed.learning.recurrent import OneProductLstm
 from d2pfed.learning.task import Clients, Examples, Parts
 from d2pfed.learning.user_clients import UserClients, held_by
 from d2pfed.numerics.ring import IntVector
@@ -171,7 +172,7 @@ def vmap_gradients(
         return losses.mean() if weights is None else (losses * weights).sum()
 
     axes = (0, 0, 0, None if weights is None else 0)
-    with by_products(recurrent=model.has(torch.nn.RNNBase)):
+    with by_products(recurrent=model.has(torch.nn.RNNBase)), OneProductLstm():
         found = torch.func.vmap(torch.func.grad(mean_loss), in_dims=axes)(values, inputs, labels, weights)
     return [found[name] for name in values]
 
