@@ -254,7 +254,9 @@ class NodeRegistry:
         """Announce the run to nodes that are new, and take what has been answered."""
         connected = self.transport.engine.nodes()
         for client in [client for client, node in self.nodes.items() if node not in connected]:
-            self._asked.discard(self.nodes.pop(client))  # when it comes back, it is told of the run again
+            del self.nodes[client]
+        self._asked &= connected  # one that comes back is told of the run again, also if it had refused or failed
+        self._failed &= connected
         for late in [each for each in self._waiting if time.monotonic() - self._since[each] > _AGAIN_SECONDS]:
             self._asked.discard(self._waiting[late])  # lost on the way or late: to answer twice changes nothing
             self._since[late] = math.inf
@@ -266,7 +268,7 @@ class NodeRegistry:
         for request, answer in self.transport.pull(RequestKind.ANNOUNCEMENT, _ANNOUNCEMENT, self._waiting):
             node = self._waiting.pop(request)
             if answer is None:
-                self._failed.add(node)
+                self._failed |= {node} - set(self._waiting.values())  # it may have been asked again since
                 continue
             try:
                 accepted = RunAcceptance.decode(answer)
