@@ -5,7 +5,7 @@ so many rounds, in runs of 25, most with standing keys, and lets each kind of fa
 moments that the seed chooses. Nobody interferes but the supervisors of docs/deploy.md: what has ended is started again
 after a delay, and an app that stopped before its end is submitted again. At the end the server's ledgers are held
 against the clients' own logs. It prints one JSON object, and fails if a fault was not recovered from or if the ledgers
-disagree.
+disagree. `SOAK_KEEP` names a directory that all files of the federation are copied to.
 """
 
 import json
@@ -139,7 +139,7 @@ class Soak:
             return False
         if name not in self.died:
             self.died[name] = time.monotonic()
-            self.codes.append(f"{name.split()[0]} {code}")
+            self.codes.append(f"{name.split(maxsplit=1)[0]} {code}")
         return time.monotonic() > self.died[name] + DELAY and self.died.pop(name) > 0
 
     def is_at_work(self) -> bool:
@@ -185,10 +185,12 @@ class Soak:
         self.runs += 1
 
     def wait(self, condition: Callable[[], object], why: str, seconds: float = PATIENCE) -> None:
-        """Supervise until something holds."""
-        until = time.monotonic() + seconds
+        """Supervise until something holds; time in which this process itself was stopped does not count."""
+        left, last = seconds, time.monotonic()
         while not condition():
-            if time.monotonic() > until:
+            now = time.monotonic()
+            left, last = left - min(now - last, DELAY), now
+            if left < 0:
                 raise SystemExit(f"after {seconds:g} s and {self.rounds()} rounds: {why}")
             self.supervise()
             time.sleep(0.3)
@@ -484,8 +486,8 @@ def faults(size: int, directory: Path, seed: str) -> dict[str, object]:
             soak.run()
         except SystemExit as error:
             ended = str(error)
-            if os.environ.get("SOAK_KEEP"):
-                shutil.copytree(directory, os.environ["SOAK_KEEP"], dirs_exist_ok=True)
+    if kept := os.environ.get("SOAK_KEEP"):
+        shutil.copytree(directory, kept, dirs_exist_ok=True)
     clients = sorted(place.glob("client-*"))
     runs = sorted(each for each in federation.server.glob("run*") if (each / "ledger.sqlite").exists())
     books = [read_books(run, clients) for run in runs]
