@@ -451,7 +451,8 @@ def test_every_attempt_is_a_fresh_draw_and_no_two_runs_share_one(tmp_path):
     roster, grid = enrol(tmp_path, 6), make_grid(tmp_path, clients=6)
     for run in ("run", "another"):
         start(replace(make_strategy(plan, tmp_path, roster), directory=tmp_path / run), grid)
-    used = json.loads((tmp_path / "draws.used").read_text())
+    (file,) = tmp_path.glob("draws.*.used")
+    used = json.loads(file.read_text())
     assert sorted(used.values()) == [[0, 6], [6, 6]]
     drawn = [
         (int(body["draw"]), body["run"])

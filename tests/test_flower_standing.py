@@ -156,6 +156,29 @@ def test_a_missing_silo_is_left_out_and_one_without_keys_gets_an_epoch(tmp_path)
     assert np.abs(params - exact((0, 1, 2, 4), range(CLIENTS))).max() < 2 * noise_bound(plan, CLIENTS)
 
 
+def test_a_silo_whose_node_was_away_is_told_of_the_run_in_a_message_that_lives_long_enough(tmp_path):
+    plan = make_plan(rounds=4)
+    roster, grid = federation(tmp_path)
+    everyone, answers = dict(grid.apps), []
+
+    def lose(client, message):  # its node is gone in the second round, and back in the third
+        if asked(grid) is MessageKind.STANDING_REQUEST:
+            answers.append(client)
+            if len(answers) == CLIENTS + 4 and client == 3:
+                del grid.apps[103]
+                return gone(grid.sent[-1])
+            if len(answers) == 3 * CLIENTS:
+                grid.apps[103] = everyone[103]
+        return message
+
+    grid.coming = lose
+    params = start(strategy(plan, tmp_path, roster), grid)
+    told = zip(grid.sent, kinds_sent(grid), strict=True)
+    lives = [message.metadata.ttl for message, kind in told if kind is RequestKind.ANNOUNCEMENT]
+    assert lives == [60.0] * (CLIENTS + 1)  # `joining`, although nobody waits so long in the middle of a run
+    assert params[3] > 2.5 * params[4] / 4  # it is back in the sums: in three of four
+
+
 def die_once_the_keys_stand(tmp_path, monkeypatch, *, forgets=False, learns=False):
     """A server that is killed after the set-up, before anything is charged; and another one, which goes on."""
     if not learns:

@@ -194,10 +194,15 @@ def deploy() -> None:
 def status_server(
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The server's directory.")],
     metrics: MetricsFile = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until no process works on the run.")] = False,
     json: AsJson = False,
 ) -> None:
     """Print whether the run in a server's directory works or is done; exit with 1 if an operator must do something."""
-    _show_status(server_status(directory), "d2pfed_server", metrics, json)
+    found = server_status(directory)
+    while wait and found.facts["state"] == "at work":
+        time.sleep(1)
+        found = server_status(directory)
+    _show_status(found, "d2pfed_server", metrics, json)
 
 
 def _show_status(found: Status, prefix: str, metrics: Path | None, json: bool) -> None:

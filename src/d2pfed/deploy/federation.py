@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from d2pfed.accounting import Sampling
@@ -170,7 +170,7 @@ class _Federation:
     def _wait(self, attempt: Attempt, wanted: Sequence[int], cohort: int, joining: float) -> None:
         """Wait for the clients of an attempt, and refuse to go on without a quorum."""
         deadlines, quorum = self._deployment.deadlines, self._plan.quorum
-        there = self._registry.wait_for(wanted, replace(deadlines, joining=joining), quorum)
+        there = self._registry.wait_for(wanted, deadlines, quorum, joining)
         if len(there) < quorum:
             refusals = self._registry.refusals()
             raise TooFewClients(

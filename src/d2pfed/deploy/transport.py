@@ -207,13 +207,16 @@ class NodeRegistry:
     _absent: set[ClientId] = field(default_factory=set)
     _told: tuple[set[ClientId], float] = field(default_factory=lambda: (set(), -math.inf))
 
-    def wait_for(self, cohort: Sequence[ClientId], deadlines: Deadlines, quorum: int) -> tuple[ClientId, ...]:
-        """Wait until a whole cohort is there, but no longer than `joining`; return those who are.
+    def wait_for(
+        self, cohort: Sequence[ClientId], deadlines: Deadlines, quorum: int, patience: float | None = None
+    ) -> tuple[ClientId, ...]:
+        """Wait until a whole cohort is there, but no longer than `patience` (None: `joining`); return those who are.
 
-        Once a quorum is there, the others have the deadlines' grace, and who did not use it is not waited for again.
+        Once a quorum is there, the others have the deadlines' grace, and who did not use it is not waited for again. An
+        announcement lives for `joining` all the same: its answer may be taken at the next wait.
         """
         begun, wanted = time.monotonic(), set(cohort)
-        until = begun + deadlines.joining
+        until = begun + (deadlines.joining if patience is None else patience)
         self._asked -= self._failed  # once a round: a node that refuses is not asked all the time
         self._failed.clear()
         self._look(deadlines.joining)
