@@ -5,7 +5,8 @@ so many rounds, in runs of 25, most with standing keys, and lets each kind of fa
 moments that the seed chooses. Nobody interferes but the supervisors of docs/deploy.md: what has ended is started again
 after a delay, and an app that stopped before its end is submitted again. At the end the server's ledgers are held
 against the clients' own logs. It prints one JSON object, and fails if a fault was not recovered from or if the ledgers
-disagree. `SOAK_KEEP` names a directory that all files of the federation are copied to.
+disagree. `SOAK_KEEP` names a directory that all files of the federation are copied to, and no fault begins after
+`SOAK_MINUTES`.
 """
 
 import json
@@ -40,7 +41,7 @@ LIGHT = ROOT / "tests" / "flower_light"
 CLIENTS = 5
 RUN_ROUNDS = 25  # planned for a run: with the spare attempts, what a client's policy allows
 ROUNDS_A_FAULT = 30  # of each kind
-DELAY = 10.0  # seconds after which a supervisor starts again what has ended
+DELAY = 5.0  # seconds after which a supervisor starts again what has ended
 STARTING = 60.0  # seconds that a submitted app has to open its run
 PATIENCE = 600.0  # seconds without a finished round after which the federation counts as dead
 WORTH = re.compile(r"refused|void|lost|waiting for|error|warn|killed|Exit Code", re.IGNORECASE)
@@ -76,7 +77,8 @@ class Soak:
             "certificate renewed": self.renew_certificate,
         }
         each = max(1, size // ROUNDS_A_FAULT)
-        self.schedule = shuffled([kind for kind in self.kinds for _ in range(each)], stream)
+        self.schedule = [kind for _ in range(each) for kind in shuffled(list(self.kinds), stream)]
+        self.until = time.monotonic() + 60 * float(os.environ.get("SOAK_MINUTES", "inf"))
         self.members = set(range(CLIENTS))
         self.names = CLIENTS  # the next client's
         self.faults: list[Fault] = []
@@ -175,7 +177,7 @@ class Soak:
         try:
             self.run_id = federation.run(LIGHT, config | seconds)
             self.submissions += 1
-        except (RuntimeError, subprocess.TimeoutExpired, ValueError):
+        except (RuntimeError, subprocess.TimeoutExpired, ValueError, KeyError):
             self.submitted = time.monotonic() - STARTING + DELAY
 
     def put_away(self) -> None:
@@ -335,6 +337,9 @@ class Soak:
         self.start()
         total = len(self.schedule)
         for number, kind in enumerate(self.schedule):
+            if time.monotonic() > self.until:
+                self.size = self.rounds()
+                break
             self.wait(lambda due=number * self.size // total: self.rounds() >= due, "no further round")
             if kind.startswith(("node", "client", "certificate")):
                 self.wait(self.is_whole, "a client does not come back")

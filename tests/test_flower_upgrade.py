@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow  # real processes over TLS take minutes: the night
 ROOT = Path(__file__).resolve().parent.parent
 LIGHT = ROOT / "tests" / "flower_light"
 FITS = "eefc579f"  # the first commit with wire 2, plan 2
-OLDER = "7ec404f0"  # the first commit that names its versions: wire 2, plan 1
+OLDER = "7ea329b8"  # the commit before it: wire 2, plan 1
 ROUNDS = 2
 
 
