@@ -179,6 +179,30 @@ def test_a_silo_whose_node_was_away_is_told_of_the_run_in_a_message_that_lives_l
     assert params[3] > 1.5 * params[4] / 4  # it is in the first sum and in the last
 
 
+def test_a_silo_that_comes_after_the_set_up_gets_keys_without_a_void_attempt(tmp_path):
+    plan = make_plan(rounds=4)
+    roster, grid = federation(tmp_path)
+    late = grid.apps.pop(103)
+
+    def arrive(client, message):
+        if asked(grid) is MessageKind.STANDING_REQUEST:
+            grid.apps[103] = late
+        return message
+
+    grid.coming = arrive
+    deadlines = Deadlines(joining=60.0, keys=60.0, grace=0.1, poll=0.001)
+    params = start(strategy(plan, tmp_path, roster, deadlines=deadlines), grid)
+    kinds = kinds_sent(grid)
+    assert kinds.count(MessageKind.STANDING_INVITATION) == 4 + CLIENTS
+    assert (
+        kinds.count(RequestKind.PRESENCE) == CLIENTS
+    )  # once: while it is away, and once it is back, nobody is asked
+    assert [step[1:] for step in rows_of(tmp_path) if step[0] is RowKind.COMMIT] == [
+        (each, 0) for each in range(4)
+    ]
+    assert params[3] > 1.5 * params[4] / 4
+
+
 def die_once_the_keys_stand(tmp_path, monkeypatch, *, forgets=False, learns=False):
     """A server that is killed after the set-up, before anything is charged; and another one, which goes on."""
     if not learns:

@@ -1,9 +1,11 @@
 """A rolling upgrade between two commits: an older client with this server and the reverse, over Flower."""
 
 import json
+import re
 import subprocess
 import tarfile
 import time
+from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 
@@ -17,18 +19,33 @@ pytestmark = pytest.mark.slow  # real processes over TLS take minutes: the night
 
 ROOT = Path(__file__).resolve().parent.parent
 LIGHT = ROOT / "tests" / "flower_light"
-FITS = "eefc579f"  # the first commit with wire 2, plan 2
-OLDER = "7ea329b8"  # the commit before it: wire 2, plan 1
+FILES = ("src/d2pfed/secagg/wire.py", "src/d2pfed/deploy/requests.py")  # where VERSION and PLAN_VERSION are
 ROUNDS = 2
+
+
+def git(*arguments: str) -> bytes:
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, check=False)
+    if done.returncode or not done.stdout:
+        pytest.skip(f"this copy of the repository has no history: git {' '.join(arguments)}")
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def first() -> str:
+    """The first commit with the versions of today."""
+    return git("log", "-1", "--format=%h", "-G", "^(PLAN_)?VERSION = ", "--", *FILES).decode().strip()
+
+
+def versions_of(commit: str) -> str:
+    """The versions of a commit, as a refusal names them."""
+    texts = [git("show", f"{commit}:{file}").decode() for file in FILES]
+    wire, plan = (re.search(r"^(?:PLAN_)?VERSION = (\d+)", text, re.MULTILINE)[1] for text in texts)
+    return f"d2pfed '{version('d2pfed')}' (wire {wire}, plan {plan})"
 
 
 def source_of(commit: str, directory: Path) -> Path:
     """The package as it was in a commit."""
-    command = ["git", "-C", str(ROOT), "archive", commit, "src"]
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode:
-        pytest.skip(f"commit {commit} is not in this copy of the repository")
-    with tarfile.open(fileobj=BytesIO(done.stdout)) as files:
+    with tarfile.open(fileobj=BytesIO(git("archive", commit, "src"))) as files:
         files.extractall(directory, filter="data")
     return directory / "src"
 
@@ -59,25 +76,25 @@ def federate(directory: Path, server: Path, clients: list[Path]) -> tuple[list[i
 
 
 @pytest.mark.parametrize("is_server_new", [True, False])
-def test_releases_of_the_same_versions_work_together(tmp_path, is_server_new):
-    new, old = ROOT / "src", source_of(FITS, tmp_path / "old")
+def test_releases_of_the_same_versions_work_together(tmp_path, first, is_server_new):
+    new, old = ROOT / "src", source_of(first, tmp_path / "old")
     survivors, said = federate(
         tmp_path, *((new, [old, old, new, new, new]) if is_server_new else (old, [new, new, old, old, old]))
     )
     assert survivors == [5] * ROUNDS, said[-3000:]
 
 
-def test_a_client_of_another_version_is_refused_in_one_line_and_the_run_goes_on_with_a_quorum(tmp_path):
-    new, old = ROOT / "src", source_of(OLDER, tmp_path / "old")
+def test_a_client_of_another_version_is_refused_in_one_line_and_the_run_goes_on_with_a_quorum(tmp_path, first):
+    new, old = ROOT / "src", source_of(f"{first}^", tmp_path / "old")
     survivors, said = federate(tmp_path, new, [old, new, new, new, new])
     assert survivors == [4] * ROUNDS, said[-3000:]
-    refusal = "the server has d2pfed '0.1.0' (wire 2, plan 2), and this side has d2pfed '0.1.0' (wire 2, plan 1): "
-    assert f"{refusal}they do not fit" in said
+    theirs, ours = versions_of(first), versions_of(f"{first}^")
+    assert f"the server has {theirs}, and this side has {ours}: they do not fit" in said
 
 
-def test_clients_refuse_a_server_of_another_version(tmp_path):
-    new, old = ROOT / "src", source_of(OLDER, tmp_path / "old")
+def test_clients_refuse_a_server_of_another_version(tmp_path, first):
+    new, old = ROOT / "src", source_of(f"{first}^", tmp_path / "old")
     survivors, said = federate(tmp_path, old, [new] * 5)
     assert survivors == []
-    refusal = "the server has d2pfed '0.1.0' (wire 2, plan 1), and this side has d2pfed '0.1.0' (wire 2, plan 2): "
-    assert f"{refusal}they do not fit" in said
+    theirs, ours = versions_of(f"{first}^"), versions_of(first)
+    assert f"the server has {theirs}, and this side has {ours}: they do not fit" in said

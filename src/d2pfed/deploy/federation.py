@@ -353,7 +353,7 @@ class StandingFederation(_Federation):
         self._require_new(attempt, silos)
         begun = self._stated(each.epochs for each in self._registry.progress.values())
         self._standing.epochs = max(self._standing.epochs, begun)
-        return self._standing.members(attempt)
+        return self._standing.members(attempt, self._registry.nodes)
 
     def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> standing.Step:
         """Return the step of an attempt."""
