@@ -48,6 +48,7 @@ clientapp = "deployed.large_client:app"
 num-server-rounds = {rounds}
 parameters = {parameters}
 keys = "{keys}"
+compression = "{compression}"
 d2pfed-directory = "{directory}"
 """
 
@@ -113,7 +114,7 @@ def most_memory(process: str) -> float:
     return 0.0
 
 
-def in_one_process(clients: int, parameters: int, rounds: int, keys: str) -> dict[str, object]:
+def in_one_process(clients: int, parameters: int, rounds: int, keys: str, compression: str) -> dict[str, object]:
     """Run the rounds with the server in this process."""
     with TemporaryDirectory(dir="/dev/shm") as directory, ProcessPoolExecutor(1) as pool:
         pool.submit(int).result()  # it starts while this process is small
@@ -130,7 +131,8 @@ def in_one_process(clients: int, parameters: int, rounds: int, keys: str) -> dic
                 run_config={"d2pfed-directory": str(found.server), "num-server-rounds": rounds},
             )
             model = {"params": np.zeros(parameters, np.float32)}
-            strategy = PrivateFedAvg.for_target({"epsilon": 1000.0}, model, context, keys=KeyUse(keys))
+            target = {"epsilon": 1000.0, "compression": compression}
+            strategy = PrivateFedAvg.for_target(target, model, context, keys=KeyUse(keys))
             object.__setattr__(strategy, "run_config", {})
             object.__setattr__(strategy, "message_factory", _message)
             initial = ArrayRecord({name: Array(value) for name, value in model.items()})
@@ -152,7 +154,7 @@ def _message(content: RecordDict, node: int, _group: str, _seconds: float) -> An
     return SimpleNamespace(content=content, node=node)
 
 
-def deployed(clients: int, parameters: int, rounds: int, keys: str) -> dict[str, object]:
+def deployed(clients: int, parameters: int, rounds: int, keys: str, compression: str) -> dict[str, object]:
     """Run the rounds over Flower and watch the memory of its processes."""
     with TemporaryDirectory() as directory, TemporaryDirectory(dir="/dev/shm") as memory:
         place, app = Path(directory) / "federation", Path(directory) / "app"
@@ -161,6 +163,7 @@ def deployed(clients: int, parameters: int, rounds: int, keys: str) -> dict[str,
         federation = _loopback().Federation(place, clients, environment=environment, app=app, preload="")
         with federation as found:
             settings = {"rounds": rounds, "parameters": parameters, "keys": keys, "directory": found.server}
+            settings |= {"compression": compression}
             (app / "pyproject.toml").write_text(_SETTINGS.format(**settings))
             found.start_superlink()
             for client in range(clients):
@@ -219,9 +222,10 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=PARAMETERS)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--keys", choices=["attempt", "standing"], default="standing")
+    parser.add_argument("--compression", choices=["auto", "off"], default="off")
     chosen = parser.parse_args()
     measure = in_one_process if chosen.how == "grid" else deployed
-    found = measure(chosen.clients, chosen.parameters, chosen.rounds, chosen.keys)
+    found = measure(chosen.clients, chosen.parameters, chosen.rounds, chosen.keys, chosen.compression)
     print(json.dumps({**vars(chosen), **found}))
 
 

@@ -14,5 +14,6 @@ def main(grid: Grid, context: Context) -> None:
     """Run the rounds."""
     config = context.run_config
     model = {"params": np.zeros(int(config["parameters"]), np.float32)}
-    strategy = PrivateFedAvg.for_target({"epsilon": 1000.0}, model, context, keys=KeyUse(str(config["keys"])))
+    target = {"epsilon": 1000.0, "compression": config["compression"]}
+    strategy = PrivateFedAvg.for_target(target, model, context, keys=KeyUse(str(config["keys"])))
     strategy.start(grid, ArrayRecord({"params": Array(model["params"])}))
