@@ -154,7 +154,7 @@ def wait_for(log: Path, text: str, seconds: float) -> None:
 @pytest.mark.slow
 def test_the_guides_commands_run_as_they_are_written(tmp_path):
     pytest.importorskip("torch", reason="the app trains with torch (extra `train`)")
-    commands = [block for _, block in BLOCKS]
+    commands, begun = [block for _, block in BLOCKS], time.monotonic()
     with machines(tmp_path, free_port()) as here:
         server, authority = here.home("server"), here.home("authority")
         here.run("server", commands[1])
@@ -181,6 +181,7 @@ def test_the_guides_commands_run_as_they_are_written(tmp_path):
         for client in range(CLIENTS):
             here.start(f"client-{client}", commands[9], CLIENT=str(client))
         said = here.run("server", commands[10])
+        print(f"two private rounds of {CLIENTS} clients after {(time.monotonic() - begun) / 60:.1f} minutes")
         here.run("server", commands[10])  # the same command again: a new run, on the same accounts
         status = here.run("client-3", "d2pfed client status ~/d2pfed-client")
     assert "10 of 10 clients are here" in said

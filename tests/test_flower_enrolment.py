@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -334,10 +335,26 @@ def test_a_roster_for_other_draws_is_refused(tmp_path):
         Draws(tmp_path / "nowhere", signed.roster)
 
 
+def test_the_next_tree_in_the_same_place_has_all_of_its_draws(draws, tmp_path):
+    assert draws.reserve("one", 20) == 0
+    (tmp_path / "draws").unlink()
+    committed = make_draws(tmp_path / "draws", 5)
+    renewed = Draws(tmp_path / "draws", SimpleNamespace(serial=2, depth=committed.depth, root=committed.root))
+    assert renewed.reserve("two", 20) == 0
+    assert renewed.reserve("one", 5) == 20
+
+
+def test_a_record_of_an_earlier_release_counts(draws, tmp_path):
+    (tmp_path / "draws.used").write_text(json.dumps({"one": [0, 7]}))
+    assert draws.reserve("two", 1) == 7
+    assert draws.reserve("one", 7) == 0
+
+
 def test_a_damaged_record_is_refused(draws, tmp_path):
     draws.reserve("one", 1)
+    (file,) = tmp_path.glob("draws.*.used")
     for text in ("[]", "{", json.dumps({"one": 3})):
-        (tmp_path / "draws.used").write_text(text)
+        file.write_text(text)
         with pytest.raises(DamagedFile, match="record of used draws is damaged"):
             draws.reserve("two", 1)
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -114,6 +115,21 @@ def test_a_run_at_work_is_healthy_until_it_shows_no_life(server, monkeypatch):
         assert server_status(server).problems == ()
         monkeypatch.setattr(health, "STALLED_SECONDS", -1)
         assert "no sign of life" in server_status(server).problems[0]
+
+
+def test_a_supervisor_waits_until_nobody_works_on_the_run(server, monkeypatch):
+    slept = []
+    with ExitStack() as stack:
+        stack.enter_context(locked(server / "run" / "lock"))
+
+        def sleep(seconds):
+            slept.append(seconds)
+            if len(slept) == 3:
+                stack.close()
+
+        monkeypatch.setattr("d2pfed.cli.federation.time.sleep", sleep)
+        assert status("deploy", "status", server, "--wait") == 0
+    assert len(slept) == 3
 
 
 def test_a_roster_that_expires_within_a_week_is_a_problem_on_both_sides(server, monkeypatch):

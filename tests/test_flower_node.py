@@ -91,6 +91,16 @@ def test_another_version_of_flower_is_refused(version):
         node.require_flower(version)
 
 
+def test_the_command_refuses_another_flower_in_one_line_that_names_the_way_out(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["d2pfed-node", "--app", str(LIGHT), "--", "--superlink", "nowhere:1"])
+    monkeypatch.setattr(node, "version", lambda _package: "1.42.0")
+    with pytest.raises(SystemExit) as ended:
+        node.main()
+    assert ended.value.code == (
+        "d2pfed-node: the warm node is for Flower 1.41, got 1.42.0: use flower-supernode with its own executor"
+    )
+
+
 def test_the_installed_version_of_flower_is_served():
     node.require_flower(start_client_internal.package_version)
 

@@ -198,6 +198,22 @@ def test_a_void_attempt_says_why(tmp_path, caplog):
     assert "round 1, attempt 0 is void: at least 3 clients must be left" in caplog.text
 
 
+def test_a_node_that_was_away_when_it_was_told_of_the_run_is_told_again(tmp_path):
+    plan, roster, grid, looks = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path), [0]
+    away = {102, 103, 104}
+
+    def connected():
+        looks[0] += 1  # Flower lists a node for a while after it is gone, and then again when it is back
+        return [node for node in grid.apps if not (node in away and 1 < looks[0] < 5)]
+
+    grid.get_node_ids = connected
+    grid.coming = lambda client, reply: (
+        unavailable(grid.sent[-1]) if 100 + client in away and looks[0] == 1 else reply
+    )
+    start(make_strategy(plan, tmp_path, roster), grid)
+    assert committed(tmp_path) == [(0, 1, 2, 3, 4)]
+
+
 def test_too_few_clients_end_the_wait_before_anything_is_charged(tmp_path):
     plan, roster, grid = make_plan(), enrol(tmp_path, 5), make_grid(tmp_path, clients=2)
     strategy = make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=60.0, poll=0.01))
@@ -435,7 +451,8 @@ def test_every_attempt_is_a_fresh_draw_and_no_two_runs_share_one(tmp_path):
     roster, grid = enrol(tmp_path, 6), make_grid(tmp_path, clients=6)
     for run in ("run", "another"):
         start(replace(make_strategy(plan, tmp_path, roster), directory=tmp_path / run), grid)
-    used = json.loads((tmp_path / "draws.used").read_text())
+    (file,) = tmp_path.glob("draws.*.used")
+    used = json.loads(file.read_text())
     assert sorted(used.values()) == [[0, 6], [6, 6]]
     drawn = [
         (int(body["draw"]), body["run"])

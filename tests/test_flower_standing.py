@@ -157,6 +157,53 @@ def test_a_missing_silo_is_left_out_and_one_without_keys_gets_an_epoch(tmp_path)
     assert np.abs(params - exact((0, 1, 2, 4), range(CLIENTS))).max() < 2 * noise_bound(plan, CLIENTS)
 
 
+def test_a_silo_whose_node_was_away_is_told_of_the_run_in_a_message_that_lives_long_enough(tmp_path):
+    plan = make_plan(rounds=4)
+    roster, grid = federation(tmp_path)
+    everyone, answers = dict(grid.apps), []
+
+    def lose(client, message):  # its node is gone in the second round, and back in the third
+        if asked(grid) is MessageKind.STANDING_REQUEST:
+            answers.append(client)
+            if len(answers) == CLIENTS + 4 and client == 3:
+                del grid.apps[103]
+                return gone(grid.sent[-1])
+            if len(answers) == 3 * CLIENTS:
+                grid.apps[103] = everyone[103]
+        return message
+
+    grid.coming = lose
+    params = start(strategy(plan, tmp_path, roster), grid)
+    told = zip(grid.sent, kinds_sent(grid), strict=True)
+    lives = [message.metadata.ttl for message, kind in told if kind is RequestKind.ANNOUNCEMENT]
+    assert lives == [60.0] * (CLIENTS + 1)  # `joining`, although nobody waits so long in the middle of a run
+    assert params[3] > 1.5 * params[4] / 4  # it is in the first sum and in the last
+
+
+def test_a_silo_that_comes_after_the_set_up_gets_keys_without_a_void_attempt(tmp_path):
+    plan = make_plan(rounds=4)
+    roster, grid = federation(tmp_path)
+    late = grid.apps.pop(103)
+
+    def arrive(client, message):
+        if asked(grid) is MessageKind.STANDING_REQUEST:
+            grid.apps[103] = late
+        return message
+
+    grid.coming = arrive
+    deadlines = Deadlines(joining=60.0, keys=60.0, grace=0.1, poll=0.001)
+    params = start(strategy(plan, tmp_path, roster, deadlines=deadlines), grid)
+    kinds = kinds_sent(grid)
+    assert kinds.count(MessageKind.STANDING_INVITATION) == 4 + CLIENTS
+    assert (
+        kinds.count(RequestKind.PRESENCE) == CLIENTS
+    )  # once: while it is away, and once it is back, nobody is asked
+    assert [step[1:] for step in rows_of(tmp_path) if step[0] is RowKind.COMMIT] == [
+        (each, 0) for each in range(4)
+    ]
+    assert params[3] > 1.5 * params[4] / 4
+
+
 def die_once_the_keys_stand(tmp_path, monkeypatch, *, forgets=False, learns=False):
     """A server that is killed after the set-up, before anything is charged; and another one, which goes on."""
     if not learns:

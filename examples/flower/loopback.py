@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -27,7 +28,7 @@ from cryptography.x509.oid import NameOID
 
 from d2pfed.deploy.config import init_client, make_secret, read_secret
 from d2pfed.deploy.heads import publish_head
-from d2pfed.deploy.rosters import make_draws, next_roster
+from d2pfed.deploy.rosters import make_draws, next_roster, read_roster, shown_positions
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import encode_roster
 
@@ -67,31 +68,38 @@ class Federation:
     )
 
     def __enter__(self) -> Self:
-        self._ended = ExitStack()
+        self._logs = ExitStack()
         self._started: list[subprocess.Popen[bytes]] = []
         self.directory.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
         self.certificate, self._key = make_certificate(self.directory, "superlink")
-        self.authority, self.roster = self._enrol()
+        self.server.mkdir(exist_ok=True)
+        self.authority = make_secret(self.directory / "authority.key").hex()
+        (self.server / "authority").write_text(self.authority)
+        self.sign_roster({client: self.add_client(client) for client in range(self.clients)})
         (self.directory / "flower").mkdir(exist_ok=True)
-        (self.directory / "flower" / "config.toml").write_text(
-            f'[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\naddress = "{self.address}"\n'
-            f'root-certificates = "{self.certificate}"\n'
-        )
+        self.set_trusted(self.certificate)
         return self
 
     def __exit__(self, *_: object) -> None:
         for process in self._started:  # all at once, so that they end side by side
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
-        self._ended.close()
+        for process in list(self._started):
+            self.end(process)
+        self._logs.close()
         end_strays(self.directory / "flower")
 
     def client_directory(self, client: int) -> Path:
         """Return a client's own directory."""
         return self.directory / f"client-{client}"
+
+    @property
+    def roster(self) -> Path:
+        """The roster as the authority has signed it."""
+        return self.server / "roster"
 
     @property
     def draws(self) -> Path:
@@ -185,44 +193,71 @@ class Federation:
         """Return what a process has printed so far."""
         return (self.directory / f"{name}.log").read_text(errors="replace")
 
-    def _enrol(self) -> tuple[str, Path]:
-        """Make what the authority, the server and the clients make by hand: keys, draws, directories, the roster."""
-        secret_file = self.directory / "authority.key"
-        self.server.mkdir(exist_ok=True)
-        authority, keys = make_secret(secret_file), {}
-        for client in range(self.clients):
-            anchor = self.directory / "anchors" / str(client)
-            keys[client] = init_client(self.client_directory(client), client, authority, anchor)
-            settings = SETTINGS.format(
-                client=client,
-                authority=authority.hex(),
-                anchor=anchor,
-                least_cohort=self.least_cohort,
-                least_quorum=self.least_quorum,
-                least_colluders=self.least_colluders,
-            )
-            (self.client_directory(client) / "client.toml").write_text(settings)
-            make_node_key(self.directory / f"node-{client}")
+    def add_client(self, client: int) -> bytes:
+        """Make what a client makes by hand, its directory and the key of its SuperNode; return its public key."""
+        authority, anchor = bytes.fromhex(self.authority), self.directory / "anchors" / str(client)
+        public = init_client(self.client_directory(client), client, authority, anchor)
+        settings = SETTINGS.format(
+            client=client,
+            authority=self.authority,
+            anchor=anchor,
+            least_cohort=self.least_cohort,
+            least_quorum=self.least_quorum,
+            least_colluders=self.least_colluders,
+        )
+        (self.client_directory(client) / "client.toml").write_text(settings)
+        make_node_key(self.directory / f"node-{client}")
+        return public
+
+    def sign_roster(
+        self,
+        added: Mapping[int, bytes],
+        removed: AbstractSet[int] = frozenset(),
+        positions: Iterable[Path] = (),
+    ) -> None:
+        """Make what server and authority make by hand: new draws, and the next roster, in the place of those before."""
+        secret, before = read_secret(self.directory / "authority.key"), None
+        if self.roster.exists():
+            before = read_roster(self.roster, self.authority).roster
+        fresh = self.draws.with_name("draws.next")
         signed = next_roster(
-            authority,
-            None,
-            added=keys,
-            removed=frozenset(),
-            shown={},
-            draws=make_draws(self.draws),
+            bytes.fromhex(self.authority),
+            before,
+            added=added,
+            removed=removed,
+            shown=shown_positions(before, positions),
+            draws=make_draws(fresh),
             most_depth=16,
             days=30,
             now=int(time.time()),
             entropy=Entropy.system(),
         )
-        (self.server / "authority").write_text(authority.hex())
-        roster = self.server / "roster"
-        roster.write_bytes(encode_roster(signed, read_secret(secret_file)))
-        publish_head(roster, signed, read_secret(secret_file))
-        return authority.hex(), roster
+        fresh.replace(self.draws)
+        for file in self.server.glob("roster*"):
+            file.unlink()
+        self.roster.write_bytes(encode_roster(signed, secret))
+        publish_head(self.roster, signed, secret)
+
+    def set_trusted(self, certificates: Path) -> None:
+        """Tell Flower's commands where the SuperLink is, and which certificates they trust."""
+        (self.directory / "flower" / "config.toml").write_text(
+            f'[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\naddress = "{self.address}"\n'
+            f'root-certificates = "{certificates}"\n'
+        )
+
+    def renew_certificate(self, name: str, trusted: Path) -> None:
+        """Make the SuperLink's next certificate; `trusted`, which clients get, holds the one before as well."""
+        before = self.certificate.read_bytes()
+        self.certificate, self._key = make_certificate(self.directory, name)
+        trusted.write_bytes(before + self.certificate.read_bytes())
+
+    def end(self, process: subprocess.Popen[bytes], *, with_signal: signal.Signals = signal.SIGTERM) -> None:
+        """End a process that was started here, and forget it: its number may soon be another's."""
+        end(process, with_signal=with_signal)
+        self._started.remove(process)
 
     def _start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
-        log = self._ended.enter_context((self.directory / f"{name}.log").open("wb"))
+        log = self._logs.enter_context((self.directory / f"{name}.log").open("ab"))
         process = subprocess.Popen(
             [_program(program), *arguments],
             env=self._environment(),
@@ -230,7 +265,6 @@ class Federation:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # so that it can be ended with all that it has started itself
         )
-        self._ended.callback(end, process)
         self._started.append(process)
         return process
 

@@ -196,10 +196,15 @@ def status_server(
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The server's directory.")],
     run: Annotated[str, typer.Option(help="Name of the run; without it, the last one.")] = "",
     metrics: MetricsFile = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until no process works on the run.")] = False,
     json: AsJson = False,
 ) -> None:
     """Print whether a run in a server's directory works or is done; exit with 1 if an operator must do something."""
-    _show_status(server_status(directory, run), "d2pfed_server", metrics, json)
+    found = server_status(directory, run)
+    while wait and found.facts["state"] == "at work":
+        time.sleep(1)
+        found = server_status(directory, run)
+    _show_status(found, "d2pfed_server", metrics, json)
 
 
 def _show_status(found: Status, prefix: str, metrics: Path | None, json: bool) -> None:

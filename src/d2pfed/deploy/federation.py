@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -185,7 +185,7 @@ class _Federation:
     def _wait(self, attempt: Attempt, wanted: Sequence[int], cohort: int, joining: float) -> None:
         """Wait for the clients of an attempt, and refuse to go on without a quorum."""
         deadlines, quorum = self._deployment.deadlines, self._plan.quorum
-        there = self._registry.wait_for(wanted, replace(deadlines, joining=joining), quorum)
+        there = self._registry.wait_for(wanted, deadlines, quorum, joining)
         if len(there) < quorum:
             refusals = self._registry.refusals()
             raise TooFewClients(
@@ -368,7 +368,7 @@ class StandingFederation(_Federation):
         self._require_new(attempt, silos)
         begun = self._stated(each.epochs for each in self._registry.progress.values())
         self._standing.epochs = max(self._standing.epochs, begun)
-        return self._standing.members(attempt)
+        return self._standing.members(attempt, self._registry.nodes)
 
     def note_silos(self, *_told: object) -> None:
         """Keep for the report what is known of each silo: its part in the ledger, and what it has said and signed."""

@@ -235,14 +235,16 @@ class Draws:
         if data is None or len(data) != 1 + KEY_BYTES:
             raise ConfigError(f"{file} holds no draws; see `d2pfed roster draws`")
         self.tree = DrawTree(Entropy(data[1:], is_replayed=False), data[0])
-        self._used = file.with_name(f"{file.name}.used")
+        self._used = file.with_name(f"{file.name}.{self.tree.root.hex()[:16]}.used")  # the next tree begins anew
+        self._earlier = file.with_name(f"{file.name}.used")  # its name in earlier releases
         if (roster.depth, roster.root) != (self.tree.depth, self.tree.root):
             raise ConfigError(f"the roster {roster.serial} was signed for other draws than those in {file}")
 
     def reserve(self, run: str, count: int) -> int:
         """Return the first of a run's own draws, the same again when the run is resumed."""
         with locked(self._used.with_name(f"{self._used.name}.lock")):
-            used = _decode(read_file(self._used))
+            data = read_file(self._used)
+            used = _decode(read_file(self._earlier) if data is None else data)
             if run not in used:
                 first = max((begin + size for begin, size in used.values()), default=0)
                 if first + count > 1 << self.tree.depth:

@@ -208,13 +208,16 @@ class NodeRegistry:
     _absent: set[ClientId] = field(default_factory=set)
     _told: tuple[set[ClientId], float] = field(default_factory=lambda: (set(), -math.inf))
 
-    def wait_for(self, cohort: Sequence[ClientId], deadlines: Deadlines, quorum: int) -> tuple[ClientId, ...]:
-        """Wait until a whole cohort is there, but no longer than `joining`; return those who are.
+    def wait_for(
+        self, cohort: Sequence[ClientId], deadlines: Deadlines, quorum: int, patience: float | None = None
+    ) -> tuple[ClientId, ...]:
+        """Wait until a whole cohort is there, but no longer than `patience` (None: `joining`); return those who are.
 
-        Once a quorum is there, the others have the deadlines' grace, and who did not use it is not waited for again.
+        Once a quorum is there, the others have the deadlines' grace, and who did not use it is not waited for again. An
+        announcement lives for `joining` all the same: its answer may be taken at the next wait.
         """
         begun, wanted = time.monotonic(), set(cohort)
-        until = begun + deadlines.joining
+        until = begun + (deadlines.joining if patience is None else patience)
         self._asked -= self._failed  # once a round: a node that refuses is not asked all the time
         self._failed.clear()
         self._look(deadlines.joining)
@@ -255,7 +258,9 @@ class NodeRegistry:
         """Announce the run to nodes that are new, and take what has been answered."""
         connected = self.transport.engine.nodes()
         for client in [client for client, node in self.nodes.items() if node not in connected]:
-            self._asked.discard(self.nodes.pop(client))  # when it comes back, it is told of the run again
+            del self.nodes[client]
+        self._asked &= connected  # one that comes back is told of the run again, also if it had refused or failed
+        self._failed &= connected
         for late in [each for each in self._waiting if time.monotonic() - self._since[each] > _AGAIN_SECONDS]:
             self._asked.discard(self._waiting[late])  # lost on the way or late: to answer twice changes nothing
             self._since[late] = math.inf
@@ -267,7 +272,7 @@ class NodeRegistry:
         for request, answer in self.transport.pull(RequestKind.ANNOUNCEMENT, _ANNOUNCEMENT, self._waiting):
             node = self._waiting.pop(request)
             if answer is None:
-                self._failed.add(node)
+                self._failed |= {node} - set(self._waiting.values())  # it may have been asked again since
                 continue
             try:
                 accepted = RunAcceptance.decode(answer)

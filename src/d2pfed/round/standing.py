@@ -37,9 +37,9 @@ def can_stand(plan: Plan) -> bool:
 class StandingRun:
     """The epochs of one run, as the server sees them.
 
-    Presence is asked for only after a void attempt: who does not answer is left out until it is back, and one that is
-    there without keys makes a new epoch necessary. One that says that it is there and then sends no vector, twice in a
-    row, is not asked again: every void attempt costs all others.
+    Presence is asked for after a void attempt, and when a silo that is left out is connected: who does not answer is
+    left out until it is back, and one that is there without keys makes a new epoch necessary. One that says that it is
+    there and then sends no vector, twice in a row, is not asked again: every void attempt costs all others.
     """
 
     plan: Plan
@@ -67,13 +67,16 @@ class StandingRun:
         if len(self.silos) != self.plan.cohort_size:
             raise ConfigError(f"the plan is for {self.plan.cohort_size} silos, got {len(self.silos)}")
 
-    def members(self, attempt: Attempt) -> tuple[int, ...]:
-        """Return who is asked in an attempt, after a new epoch if one is needed; raises TooFewClients."""
+    def members(self, attempt: Attempt, here: Collection[int] | None = None) -> tuple[int, ...]:
+        """Return who is asked in an attempt, after a new epoch if one is needed; raises TooFewClients.
+
+        `here` are silos that the transport knows to be connected, None where it does not know.
+        """
         if attempt.run != self.run:
             raise ConfigError(f"these silos are in run {self.run}, got run {attempt.run}")
-        invited = tuple(sorted(self._wanted))
+        invited = tuple(sorted(self._wanted if here is None else self._wanted & set(here)))
         self._vouched = frozenset()
-        if self._current is not None and self.void and self._left(self._current) != self._wanted:
+        if self._current is not None and self._may_change(self._current, attempt, here):
             current, missing = self._current, self._away
             there = self.presence(sorted(self._wanted), current.epoch.digest)
             invited, ready = tuple(sorted(there)), set(current.members)
@@ -124,6 +127,14 @@ class StandingRun:
             self._away = frozenset(step.cohort) - frozenset(lack.left)
             self.failing |= self._away & self._vouched
             raise
+
+    def _may_change(self, current: ReadyEpoch, attempt: Attempt, here: Collection[int] | None) -> bool:
+        """Say whether presence is worth an exchange: after a void attempt, and when one that is left out is here."""
+        left_out = self._wanted - self._left(current)
+        if here is None:
+            return bool(self.void and left_out)
+        unready = set(current.epoch.cohort) - set(current.members)  # no new epoch is made for them
+        return bool(left_out if attempt.number else (left_out - unready) & set(here))
 
     def _left(self, current: ReadyEpoch) -> set[int]:
         return set(current.members) - self._away - self.failing
