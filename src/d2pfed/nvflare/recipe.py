@@ -16,6 +16,7 @@ from d2pfed.deploy.targets import trained_sizes
 from d2pfed.errors import ConfigError
 from d2pfed.nvflare.controller import PrivateController
 from d2pfed.nvflare.executor import PrivateExecutor, RecordsExecutor
+from d2pfed.nvflare.sites import enrol_simulated
 from d2pfed.nvflare.tasks import TASK
 
 # Between two questions of a site for its next task: NVFlare's own 2 seconds would be most of a round.
@@ -23,17 +24,26 @@ _POLL_SECONDS = 0.1
 
 
 class PrivateJob(FedJob):
-    """A job of d2pfed's components, which every site has installed: a job brings the training script alone."""
+    """A job of d2pfed's components, which every site has installed: a job brings the training script alone.
 
-    def __init__(self, name: str, min_clients: int) -> None:
+    In NVFlare's simulator its clients are simulated in `WORKSPACE-d2pfed`, and protect nobody; those that hold records
+    are enrolled there.
+    """
+
+    def __init__(self, name: str, min_clients: int, *, has_records: bool) -> None:
         super().__init__(name=name, min_clients=min_clients)
         self.set_app_packages(["d2pfed"])
+        self._has_records = has_records
 
-    def simulator_run(self, workspace: str, *arguments: object, **options: object) -> int | None:
-        """Run the job in NVFlare's simulator; simulated clients, in `WORKSPACE-d2pfed`, protect nobody."""
-        place = os.environ.setdefault(SIMULATION_VARIABLE, str(Path(f"{workspace}-d2pfed").absolute()))
-        Path(place).mkdir(parents=True, exist_ok=True)
-        code: int | None = super().simulator_run(workspace, *arguments, **options)
+    def simulator_run(
+        self, workspace: str, n_clients: int | None = None, clients: list[str] | None = None, **options: object
+    ) -> int | None:
+        """Run the job in NVFlare's simulator."""
+        place = Path(os.environ.setdefault(SIMULATION_VARIABLE, str(Path(f"{workspace}-d2pfed").absolute())))
+        place.mkdir(parents=True, exist_ok=True)
+        if self._has_records:
+            enrol_simulated(place, clients or [f"site-{number}" for number in range(1, (n_clients or 0) + 1)])
+        code: int | None = super().simulator_run(workspace, n_clients=n_clients, clients=clients, **options)
         return code
 
 
@@ -81,7 +91,8 @@ class PrivateFedAvgRecipe(Recipe):
         command: str = "python3 -u",
         client_memory_gc_rounds: int = 0,
     ) -> None:
-        job = PrivateJob(name, min_clients)
+        is_record = privacy.get("unit") == Unit.RECORD
+        job = PrivateJob(name, min_clients, has_records=is_record)
         persistor = job.to_server(PTModel(model))["persistor_id"]
         controller = PrivateController(
             run=name,
@@ -96,7 +107,6 @@ class PrivateFedAvgRecipe(Recipe):
             keys=keys,
             evaluations=evaluations,
         )
-        is_record = privacy.get("unit") == Unit.RECORD
         if is_record and (launch_external_process or train_args):
             raise ConfigError("a module of records is called in the job's own process and takes no arguments")
         executor = (
@@ -149,7 +159,8 @@ class PrivateStatisticRecipe(Recipe):
         deadlines: Mapping[str, float] | None = None,
         keys: str | None = None,
     ) -> None:
-        job = PrivateJob(name, min_clients)
+        is_record = privacy.get("unit") == Unit.RECORD
+        job = PrivateJob(name, min_clients, has_records=is_record)
         controller = PrivateController(
             run=name,
             privacy=dict(privacy),
@@ -158,7 +169,6 @@ class PrivateStatisticRecipe(Recipe):
             deadlines=deadlines,
             keys=keys,
         )
-        is_record = privacy.get("unit") == Unit.RECORD
         executor = (
             RecordsExecutor(train_script)
             if is_record

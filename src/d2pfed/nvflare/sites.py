@@ -2,16 +2,44 @@
 
 import os
 import re
+import time
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from d2pfed.deploy.config import SIMULATION_VARIABLE, ClientConfig, read_client_config, simulated_client_config
+from d2pfed.accounting import Unit
+from d2pfed.deploy.config import (
+    SIMULATION_VARIABLE,
+    ClientConfig,
+    init_client,
+    make_secret,
+    read_client_config,
+    read_secret,
+    simulated_client_config,
+)
+from d2pfed.deploy.rosters import next_roster
 from d2pfed.errors import ConfigError
-from d2pfed.numerics.randomness import digest
+from d2pfed.numerics.randomness import Entropy, digest
+from d2pfed.secagg import encode_roster
 
 DIRECTORY = "d2pfed"  # in a site's `local` directory, which is the site's own in NVFlare
 APP = "d2pfed-app"  # in the run's configuration: the digest of the job's code
 
+_ACCEPTS_ALL = """client = {client}
+authority = "{authority}"
+anchor = "{anchor}"
+[policy]
+units = ["record"]
+least_cohort = 3
+least_quorum = 2
+least_colluders = 0.0
+least_noise_multiplier = 0.0
+most_epsilon = inf
+most_delta = 0.9
+most_participations = 1000000000
+[budget]
+epsilon = 1e9
+"""
 _SIMULATED = re.compile(r"site-([1-9][0-9]{0,8})")  # as NVFlare's simulator calls its clients
 
 
@@ -49,9 +77,37 @@ def server_directory(local: Path) -> Path:
 def client_config(local: Path, site: str) -> ClientConfig:
     """Return the config in a site's own directory, or a simulated client's."""
     simulated = simulation()
-    if simulated is None:
-        return read_client_config(local / DIRECTORY)
+    if simulated is None or (simulated / site).exists():
+        return read_client_config(local / DIRECTORY if simulated is None else simulated / site)
     found = _SIMULATED.fullmatch(site)
     if found is None:
         raise ConfigError(f"a simulated site must be called site-1, site-2, ..., got {site[:80]!r}")
     return simulated_client_config(simulated, int(found[1]) - 1)
+
+
+def enrol_simulated(root: Path, sites: Sequence[str]) -> None:
+    """Enrol the sites of a simulation, which accept any plan, as standing keys need it; once for a directory."""
+    server, key = root / "server", root / "authority.key"
+    if (server / "roster").exists():
+        return
+    authority, keys = make_secret(key), {}
+    for client, site in enumerate(sites):
+        anchor = root / "anchors" / site
+        keys[client] = init_client(root / site, client, authority, anchor, unit=Unit.RECORD)
+        settings = _ACCEPTS_ALL.format(client=client, authority=authority.hex(), anchor=anchor)
+        (root / site / "client.toml").write_text(settings)
+    roster = next_roster(
+        authority,
+        None,
+        added=keys,
+        removed=frozenset(),
+        shown={},
+        draws=None,
+        most_depth=16,
+        days=365,
+        now=int(time.time()),
+        entropy=Entropy.system(),
+    )
+    server.mkdir(parents=True, exist_ok=True)
+    (server / "authority").write_text(authority.hex())
+    (server / "roster").write_bytes(encode_roster(roster, read_secret(key)))
