@@ -1,5 +1,6 @@
 """The adapter for NVFlare without NVFlare: requests as tasks, over which a whole federation trains."""
 
+import difflib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.statistics.questions import STATISTIC, is_evaluation
 from support.enrolled_clients import DIMENSION, directory_of, enrol, make_plan, noise_bound
 
+ROOT = Path(__file__).resolve().parent.parent
 SITES = 5
 CODE = {APP: "the same code"}
 ZEROS = {"params": np.zeros(DIMENSION, np.float32)}
@@ -245,3 +247,13 @@ def test_only_whoever_starts_the_process_can_make_a_site_a_simulated_one(tmp_pat
     assert server_directory(tmp_path) == tmp_path / "simulated" / "server"
     with pytest.raises(ConfigError, match="a simulated site must be called site-1"):
         client_config(tmp_path, "hospital")
+
+
+def test_hello_pt_becomes_private_in_at_most_fifteen_lines():
+    example = ROOT / "examples" / "nvflare"
+    before, after = ((example / name).read_text().splitlines() for name in ("before/job.py", "job.py"))
+    diff = list(difflib.unified_diff(before, after, "before/job.py", "job.py", lineterm=""))
+    changed = [line for line in diff[2:] if line[0] in "+-" and line[1:].strip()]
+    assert len(changed) <= 15
+    assert "\n".join(diff) == (example / "hello-pt.diff").read_text().rstrip("\n")
+    assert "\n".join(diff) in (ROOT / "docs" / "howto" / "from-nvflare.md").read_text()

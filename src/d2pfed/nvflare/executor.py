@@ -53,7 +53,7 @@ class PrivateExecutor(ClientAPIExecutor):
 
     Guarantee: of what the script sends, only the trained arrays are used, and they leave clipped, noised and masked; of
     an evaluation only what is asked for, in the same way. Its metrics and what it logs to NVFlare's trackers stay here.
-    Checked: test_nvflare_executor.py::test_nothing_of_the_script_leaves_in_clear.
+    Checked: test_nvflare_components.py::test_nothing_of_the_script_leaves_in_clear.
     """
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
