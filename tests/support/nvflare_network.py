@@ -38,7 +38,8 @@ builders:
 - path: nvflare.lighter.impl.signature.SignatureBuilder
 """
 # In a process of its own: a session of NVFlare's that is lost takes its process's threads along.
-COMMAND = """import sys
+COMMAND = """import os
+import sys
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 kit, verb, argument = sys.argv[1:]
 session = new_secure_session("admin@nvidia.com", kit, timeout=60.0)
@@ -48,6 +49,8 @@ elif verb == "status":
     print("answer:", session.get_job_meta(argument)["status"])
 else:
     print("answer:", len(session.get_system_info().client_info))
+sys.stdout.flush()
+os._exit(0)
 """
 SETTINGS = """client = {client}
 authority = "{authority}"
@@ -131,7 +134,9 @@ class Network:
     def admin(self, verb: str, argument: str = "") -> str:
         """Return what an admin is told: `submit` a job, its `status`, the connected `sites`."""
         command = [sys.executable, "-c", COMMAND, str(self.kit(ADMIN)), verb, argument]
-        done = subprocess.run(command, env=self._environment(), capture_output=True, text=True, check=False)
+        # NVFlare looks for files in all that is below the working directory.
+        options = {"cwd": self.kit(ADMIN), "env": self._environment()}
+        done = subprocess.run(command, **options, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
         return done.stdout.rpartition("answer: ")[2].strip()
