@@ -209,6 +209,8 @@ def test_a_task_goes_to_one_site_and_ends_in_one_answer():
     aborted.trigger("by the admin")
     with pytest.raises(JobAborted):
         engine.nodes()
+    with pytest.raises(JobAborted):
+        list(engine.pull({first}))
 
 
 def export(recipe, tmp_path):

@@ -89,3 +89,11 @@ def test_a_statistic_is_the_private_sum(tmp_path):
     run(ASK, tmp_path, sites=3, threads=3, privacy=privacy)
     answer = json.loads((tmp_path / "sums-d2pfed" / "server" / "sums" / "answer-sevens.json").read_text())
     assert np.abs(np.array(answer["value"]) - 21).max() < 6 * answer["standard_error"]
+
+
+def test_seventy_sites_sum_in_the_lattice_protocol(tmp_path):
+    privacy = PRIVACY | {"clip": 14.0, "protocol": "lattice", "dropouts": 0.1}
+    run(ASK, tmp_path, sites=70, threads=70, privacy=privacy)
+    answer = json.loads((tmp_path / "sums-d2pfed" / "server" / "sums" / "answer-sevens.json").read_text())
+    assert answer["clients"] >= 63
+    assert np.abs(np.array(answer["value"]) - 7 * answer["clients"]).max() < 6 * answer["standard_error"]

@@ -25,7 +25,6 @@ from d2pfed.deploy.transport import Deadlines
 from d2pfed.nvflare.sites import APP, app_digest, server_directory
 from d2pfed.nvflare.tasks import TASK, Fields, TaskEngine
 from d2pfed.plan.bounds import check_name
-from d2pfed.runs import RoundRecord
 from d2pfed.statistics.questions import STATISTIC
 from d2pfed.training import ServerOptimizer
 
@@ -44,25 +43,29 @@ class TaskSender:
     context: FLContext
     aborted: Signal
 
-    def sites(self) -> Iterator[str]:
-        """Return the sites of the job that are connected now."""
+    def require_running(self) -> None:
+        """Raise once the job is aborted: nothing waits for its deadline then."""
         if self.aborted.triggered:
             raise JobAborted("the job was aborted; submit it again to go on")
+
+    def sites(self) -> Iterator[str]:
+        """Return the sites of the job that are connected now."""
         for client in self.context.get_engine().get_clients():
             if self.controller.get_client_disconnect_time(client.name) is None:
                 yield client.name
 
     def send(self, site: str, fields: Fields, seconds: int, answered: Callable[[Fields | None], None]) -> None:
         """Send a task to a site; call `answered` with the result's fields, or None if the task ends without one."""
-        results: list[Shareable] = []
+        is_answered = False
 
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:  # noqa: ARG001 - NVFlare's names
-            results.append(client_task.result)
+            nonlocal is_answered
+            is_answered = True
             answered(dict(client_task.result))
             client_task.result = None
 
         def done(task: Task, fl_ctx: FLContext) -> None:  # noqa: ARG001 - NVFlare's names
-            if not results:
+            if not is_answered:
                 answered(None)
 
         task = Task(TASK, Shareable(dict(fields)), timeout=seconds, result_received_cb=received, task_done_cb=done)
@@ -131,25 +134,24 @@ class PrivateController(Controller):
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Run the job; NVFlare reports an exception as the job's failure."""
         workspace, job = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT), fl_ctx.get_job_id()
+        local, app = Path(workspace.get_site_config_dir()), Path(workspace.get_app_dir(job))
         engine = TaskEngine(TaskSender(self, fl_ctx, abort_signal))
-        arrays: NamedArrays = {} if self.statistic is None else {STATISTIC: np.zeros(int(str(self.statistic[1])))}
-        persistor = None
-        if self.statistic is None:
+        if self.statistic is not None:
+            name, size = str(self.statistic[0]), int(str(self.statistic[1]))
+            strategy = self._strategy(local, app, {STATISTIC: np.zeros(size, np.float32)})
+            answers = {name: _readable(total_of(Asked(strategy, engine, _NAME, self.timeout), name, size, {}))}
+        else:
             persistor = fl_ctx.get_engine().get_component(self.persistor_id)
             arrays = persistor.load(fl_ctx)[ModelLearnableKey.WEIGHTS]
-        strategy = self._strategy(Path(workspace.get_site_config_dir()), Path(workspace.get_app_dir(job)), arrays)
-        answers: dict[str, PrivateAnswer[Any, Any]] = {}
-        if self.statistic is not None:
-            name, size = str(self.statistic[0]), arrays[STATISTIC].size
-            answers[name] = total_of(Asked(strategy, engine, _NAME, self.timeout), name, size, {})
-        elif persistor is not None:
-            trained = self._train(strategy, engine, arrays, fl_ctx)
+            strategy = self._strategy(local, app, arrays)
+            config = {"total-rounds": self.rounds}
+            trained = strategy.train(engine, arrays, over=_NAME, timeout=self.timeout, config=config)
             persistor.save(make_model_learnable(dict(trained), {}), fl_ctx)
             asking = Asked(strategy, replace(engine, purpose=Purpose.EVALUATION), _NAME, self.timeout)
-            for name, question in (self.evaluations or {}).items():
-                answers[name] = _ask(asking, trained, name, question)
+            questions = (self.evaluations or {}).items()
+            answers = {name: _readable(_ask(asking, trained, name, question)) for name, question in questions}
         for name, answer in answers.items():
-            text = json.dumps(_readable(answer), indent=1)
+            text = json.dumps(answer, indent=1)
             self.log_info(fl_ctx, f"{name}: {text}")
             for place in (strategy.directory, Path(workspace.get_result_root(job))):
                 place.mkdir(parents=True, exist_ok=True)
@@ -171,15 +173,6 @@ class PrivateController(Controller):
         )
         directory.mkdir(parents=True, exist_ok=True)
         return replace(planned, directory=directory / self.run, run_config={APP: app_digest(app)})
-
-    def _train(
-        self, strategy: Strategy, engine: TaskEngine, arrays: NamedArrays, fl_ctx: FLContext
-    ) -> NamedArrays:
-        def tell(record: RoundRecord, _model: Callable[[], NamedArrays]) -> None:
-            self.log_info(fl_ctx, f"round {record.round} of {strategy.plan.rounds}: {record.survivors} survivors")
-
-        config = {"total-rounds": strategy.plan.rounds}
-        return strategy.train(engine, arrays, over=_NAME, timeout=self.timeout, config=config, callbacks=[tell])
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext

@@ -26,6 +26,10 @@ _KIND, _DATA, _PURPOSE, _ERROR = "d2pfed.kind", "d2pfed.data", "d2pfed.purpose",
 class Sender(Protocol):
     """What a controller offers."""
 
+    def require_running(self) -> None:
+        """Raise once the job is aborted."""
+        ...
+
     def sites(self) -> Iterable[str]:
         """Return the sites of the job that are connected now."""
         ...
@@ -50,6 +54,7 @@ class TaskEngine:
 
     def nodes(self) -> set[int]:
         """Return the nodes that are connected now."""
+        self.sender.require_running()
         return {node_of(site) for site in self.sender.sites()}
 
     def push(self, kind: RequestKind, data: bytes, node: int, name: str, seconds: float) -> str | None:
@@ -68,6 +73,7 @@ class TaskEngine:
 
     def pull(self, requests: Collection[str]) -> Iterator[Answer]:
         """Return the answers to these requests that are there, and those that are too late for anyone."""
+        self.sender.require_running()
         now = time.monotonic()
         for request, (_, until) in list(self._answers.items()):  # a copy: other threads add answers
             if request in requests or now > until:
