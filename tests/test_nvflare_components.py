@@ -197,7 +197,7 @@ def test_a_task_goes_to_one_site_and_ends_in_one_answer():
     (one, targets), (two, _) = server.tasks
     assert (one.timeout, targets, one.data["d2pfed.data"]) == (6, ["here"], b"x")
     accepted = RunAcceptance(1, b"").encode()
-    result = Shareable({"d2pfed.kind": "presence", "d2pfed.data": accepted})
+    result = Shareable({"d2pfed.kind": RequestKind.PRESENCE.value, "d2pfed.data": accepted})
     client_task = SimpleNamespace(result=result)
     one.result_received_cb(client_task=client_task, fl_ctx=fl_ctx)
     one.task_done_cb(task=one, fl_ctx=fl_ctx)

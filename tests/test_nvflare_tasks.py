@@ -208,9 +208,9 @@ def test_an_answer_is_matched_to_its_request_and_a_late_one_is_known():
     "fields",
     [
         {},
-        {"d2pfed.kind": "exchange"},
+        {"d2pfed.kind": RequestKind.EXCHANGE.value},
         {"d2pfed.kind": 3, "d2pfed.data": b""},
-        {"d2pfed.kind": "presence", "d2pfed.data": "text"},
+        {"d2pfed.kind": RequestKind.PRESENCE.value, "d2pfed.data": "text"},
     ],
 )
 def test_what_is_no_task_or_result_of_ours_is_refused(fields):
