@@ -80,16 +80,17 @@ def simulate(what: str, script: str, sites: int, rounds: int, privacy: dict[str,
 
 
 def bench(sites: int, rounds: int, silos: int, silo_rounds: int) -> Iterator[Measured]:
-    """Yield a row for each way."""
-    yield simulate("NVFlare, FedAvg", "script.py", sites, rounds, None)
-    yield simulate("NVFlare, private, pairwise", "script.py", sites, rounds, dict(_PRIVATE))
+    """Yield a row for each way; none of `sites` or of `silos` leaves those out."""
     records = {"unit": "record", "epsilon": 3.0, "clip": 1.0, "dropouts": 0.0, "colluders": 0.1, "batch_rate": 0.1}
-    each = {**records, "records": 64 * sites}
-    yield simulate("NVFlare, private, records, standing keys", "silo.py", sites, rounds, each)
-    for way in (Way.PLAIN, Way.PRIVATE, Way.STANDING):
-        found = measure(Case(way, Executor.WARM, sites, rounds), 200.0)
-        if found.seconds is not None and found.mean_seconds is not None:
-            yield Measured(f"Flower, {found.what}", sites, found.rounds, found.seconds, found.mean_seconds)
+    if sites:
+        yield simulate("NVFlare, FedAvg", "script.py", sites, rounds, None)
+        yield simulate("NVFlare, private, pairwise", "script.py", sites, rounds, dict(_PRIVATE))
+        few = {**records, "records": 64 * sites}
+        yield simulate("NVFlare, private, records, standing keys", "silo.py", sites, rounds, few)
+        for way in (Way.PLAIN, Way.PRIVATE, Way.STANDING):
+            found = measure(Case(way, Executor.WARM, sites, rounds), 200.0)
+            if found.seconds is not None and found.mean_seconds is not None:
+                yield Measured(f"Flower, {found.what}", sites, found.rounds, found.seconds, found.mean_seconds)
     if silos:
         many = {**records, "records": 64 * silos}
         yield simulate("NVFlare, private, records, many silos", "silo.py", silos, silo_rounds, many)
@@ -100,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sites", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--silos", type=int, default=0)
+    parser.add_argument("--silos", type=int, default=20)
     parser.add_argument("--silo-rounds", type=int, default=51)
     chosen = parser.parse_args()
     for row in bench(chosen.sites, chosen.rounds, chosen.silos, chosen.silo_rounds):

@@ -104,7 +104,7 @@ def enrol_simulated(root: Path, sites: Sequence[str]) -> None:
         shown={},
         draws=None,
         most_depth=16,
-        days=365,
+        days=90,
         now=int(time.time()),
         entropy=Entropy.system(),
     )
