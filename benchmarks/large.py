@@ -137,7 +137,7 @@ def in_one_process(clients: int, parameters: int, rounds: int, keys: str, compre
             object.__setattr__(strategy, "message_factory", _message)
             initial = ArrayRecord({name: Array(value) for name, value in model.items()})
             begun = time.monotonic()
-            strategy.start(grid, initial)  # type: ignore[arg-type] - a grid that is played
+            strategy.start(grid, initial)  # type: ignore[arg-type]  # a grid that is played
             seconds = time.monotonic() - begun
             exchanges = _exchanges(found.server / "run")
         return {

@@ -12,11 +12,12 @@ from flwr.clientapp import ClientApp
 
 from d2pfed.accounting import SERVER, Sampling, Unit
 from d2pfed.deploy.config import read_client_config
+from d2pfed.deploy.evaluation import evaluation_strategy
 from d2pfed.deploy.layout import MOST_LOCAL_BYTES
 from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import BudgetExceeded, ConfigError, TooFewClients
 from d2pfed.flower.client import PrivateRecords, private
-from d2pfed.flower.statistics import evaluation_strategy, private_evaluate, private_metrics
+from d2pfed.flower.statistics import private_evaluate, private_metrics
 from d2pfed.ledger import RowKind, read_rows
 from d2pfed.ledger.client_log import Entry
 from d2pfed.plan import PrivacyTarget, calibrate
@@ -207,8 +208,8 @@ def test_an_evaluations_name_leads_to_no_other_directory(name, tmp_path, monkeyp
     with pytest.raises(ConfigError, match="an evaluation's name must be letters, digits and underscores"):
         private_metrics(strategy, grid, MODEL, epsilon=1.0, classes=2, name=name)
     if name == "..":  # the directory of the run itself
-        monkeypatch.setattr("d2pfed.flower.statistics.check_name", lambda *_: None)
-        found = evaluation_strategy(strategy, MODEL, 1, 1.0, name)
+        monkeypatch.setattr("d2pfed.deploy.evaluation.check_name", lambda *_: None)
+        found = evaluation_strategy(strategy, {}, 1, 1.0, name)
         assert found.directory.resolve() == strategy.directory.resolve()
 
 

@@ -66,7 +66,7 @@ def test_the_type_checker_fails_on_a_planted_line(copy):
 
 def test_the_layers_fail_on_every_planted_import(copy):
     layers, ciphers = "Imports go down the layers", "Ciphers live in randomness, secagg.crypto and the verifier"
-    torch, backends = "Torch lives in learning", "Flower and Ray stay in their backends"
+    torch, backends = "Torch lives in learning", "Flower, NVFlare and Ray stay in their backends"
     planted = [
         ("numerics.ring", "d2pfed.noise.codec", layers),
         ("accounting.events", "d2pfed.noise.sampler", layers),
@@ -75,6 +75,7 @@ def test_the_layers_fail_on_every_planted_import(copy):
         ("noise.codec", "torch", torch),
         ("round.session", "flwr", backends),
         ("deploy.requests", "flwr", backends),
+        ("deploy.transport", "nvflare", backends),
     ]
     for module, imported, _ in planted:
         plant(copy, f"{module.replace('.', '/')}.py", f"import {imported}")

@@ -1,14 +1,13 @@
 """The client's half in a ClientApp: `ClientApp(mods=[private])` makes an existing training function private."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from numpy.typing import NDArray
 
 from d2pfed.deploy.client import PrivateClient, Purpose, TrainArrays, WeightedArrays, discreet, log_error
 from d2pfed.deploy.config import (
@@ -20,6 +19,7 @@ from d2pfed.deploy.config import (
     simulated_client_config,
 )
 from d2pfed.deploy.layout import NamedArrays
+from d2pfed.deploy.questions import EXAMPLES, EvaluatedRecords, RecordAnswers, question_of
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.grid import (
     EVALUATION_TYPE,
@@ -29,15 +29,12 @@ from d2pfed.flower.grid import (
     to_named_arrays,
     to_record,
 )
-from d2pfed.numerics.ring import IntVector
 from d2pfed.round import Units
-from d2pfed.runs.json_files import from_json
-from d2pfed.statistics.questions import MEANS, SCORES, STATISTIC, MetricMeans, ScoreMetrics, is_evaluation
+from d2pfed.statistics.questions import STATISTIC, MetricMeans, is_evaluation
 
 Train = Callable[[Message, Context], Message]  # what a ClientApp's training function is
 
 _Record = TypeVar("_Record", ArrayRecord, MetricRecord)
-_EXAMPLES = "num-examples"  # as Flower's own strategies call it
 
 
 def private(message: Message, context: Context, train: Train) -> Message:
@@ -59,7 +56,7 @@ def private(message: Message, context: Context, train: Train) -> Message:
         returned = train(message, context).content
         if not is_evaluation(settings):
             made = to_named_arrays(_only(returned.array_records, "training function", "arrays"), arrays)
-            counts = [found[_EXAMPLES] for found in returned.metric_records.values() if _EXAMPLES in found]
+            counts = [found[EXAMPLES] for found in returned.metric_records.values() if EXAMPLES in found]
             examples = counts[0] if len(counts) == 1 else None
             return WeightedArrays(made, float(examples) if isinstance(examples, (int, float)) else None)
         # The vector that answers the question: clipped, noised, masked and charged as an update is, whatever it is.
@@ -67,9 +64,9 @@ def private(message: Message, context: Context, train: Train) -> Message:
         if isinstance(question, MetricMeans):
             found = _only(returned.metric_records, "evaluation", "metrics")
             numbers = {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
-            if _EXAMPLES not in numbers:
-                raise ConfigError(f"an evaluation must return {_EXAMPLES} among its metrics")
-            vector = question.encode(numbers, numbers[_EXAMPLES])
+            if EXAMPLES not in numbers:
+                raise ConfigError(f"an evaluation must return {EXAMPLES} among its metrics")
+            vector = question.encode(numbers, numbers[EXAMPLES])
         else:
             scored = _only(returned.array_records, "evaluation", "arrays")
             if not {"scores", "labels"} <= set(scored):
@@ -79,50 +76,6 @@ def private(message: Message, context: Context, train: Train) -> Message:
         return model | {STATISTIC: vector.astype(np.float32)}
 
     return _answer(message, context, call)
-
-
-class EvaluatedRecords(Protocol):
-    """What a silo holds, as an evaluation of a model sees it."""
-
-    @property
-    def count(self) -> int:
-        """How many records there are; it stays in the silo."""
-
-    def evaluate(self, record: int) -> Mapping[str, float] | tuple[NDArray[np.floating], int]:
-        """Return one record's metrics by name, or its scores and its label; from this record alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class _RecordAnswers:
-    """The bounded vector with which each record of a silo answers a question (`round.Units`)."""
-
-    question: MetricMeans | ScoreMetrics
-    records: EvaluatedRecords
-
-    @property
-    def count(self) -> int:
-        """How many records there are."""
-        return self.records.count
-
-    def gradients(self, chosen: IntVector) -> Iterator[NDArray[np.float32]]:
-        """Yield the vectors of chosen records."""
-        for place in chosen:
-            found = self.records.evaluate(int(place))
-            if isinstance(self.question, MetricMeans):
-                if not isinstance(found, Mapping):
-                    raise ConfigError("a record's evaluation must return its metrics by name")
-                vector = self.question.encode(found, 1.0)
-            else:
-                scores, label = found
-                vector = self.question.encode(np.asarray(scores, np.float64)[None], np.asarray([label]))
-            yield vector.astype(np.float32)[None]
-
-
-def question_of(settings: Mapping[str, object]) -> MetricMeans | ScoreMetrics:
-    """Return what an evaluation asks for."""
-    if MEANS in settings:
-        return from_json(MetricMeans, str(settings[MEANS]), MEANS)
-    return from_json(ScoreMetrics, str(settings[SCORES]), SCORES)
 
 
 def _only(records: Mapping[str, _Record], who: str, what: str) -> _Record:
@@ -162,7 +115,7 @@ class PrivateRecords:
             if self.evaluate is None or not is_evaluation(settings):
                 return self.units(arrays, settings, context)
             model = {name: array for name, array in arrays.items() if name != STATISTIC}
-            return _RecordAnswers(question_of(settings), self.evaluate(model, settings, context))
+            return RecordAnswers(question_of(settings), self.evaluate(model, settings, context))
 
         return _answer(message, context, call)
 

@@ -1,112 +1,37 @@
 """The server's half in a ServerApp: an object that is started as Flower's strategies are, and trains privately."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
-from safetensors.numpy import save
 
-from d2pfed.accounting import Sampling
-from d2pfed.deploy.federation import CohortFederation, Deployment, StandingFederation, require_lasting
-from d2pfed.deploy.layout import Layout
-from d2pfed.deploy.monitoring import Callback, Monitor, shown_progress
-from d2pfed.deploy.rosters import SignedRoster
-from d2pfed.deploy.state import may_outlive_rounds
-from d2pfed.deploy.targets import complete_target, read_server_directory, trained_sizes
-from d2pfed.deploy.transport import Deadlines, Pace, Transport
-from d2pfed.errors import BudgetExceeded, ConfigError
+from d2pfed.deploy.layout import NamedArrays
+from d2pfed.deploy.monitoring import Callback
+from d2pfed.deploy.strategy import KeyUse, Strategy
+from d2pfed.deploy.transport import Deadlines
 from d2pfed.flower.grid import GridEngine, MessageFactory, make_message, to_array_record, to_named_arrays
-from d2pfed.noise.codec import FloatVector
-from d2pfed.plan import Plan, PrivacyTarget, Protocol, calibrate, require_deployable
-from d2pfed.runs import ArrayShape, End, Run, RunSettings, open_run
+from d2pfed.plan import PrivacyTarget
+from d2pfed.runs import RoundRecord
 from d2pfed.training import ServerOptimizer
+
+__all__ = ["Evaluate", "KeyUse", "PrivateFedAvg"]
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
-BEST = "best.safetensors"  # beside the last model, in the run's directory
-
-
-class KeyUse(StrEnum):
-    """How long the keys live under which vectors are masked."""
-
-    ATTEMPT = "attempt"  # some exchanges a round, dropouts are tolerated
-    STANDING = "standing"  # one exchange a round, void and tried again if a silo is missing
-
-
-@dataclass(frozen=True, slots=True)
-class _Deployed:
-    """What decides a deployed run beside what every run has."""
-
-    plan: Plan
-    layout: Layout
-    clients: tuple[int, ...]
-    partition: bytes  # digest of the roster that a partition of the clients belongs to; empty for other samplings
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrivateFedAvg:
-    """Federated averaging that sees no client's update, and spends no more than its plan says.
-
-    With a roster, clients sign what they send and what they were sent, and the server cannot make up clients of its
-    own; where the roster has draws, `draws` is the server's file of them, and every client computes its cohort itself.
-    Without a roster the server is believed to keep to the protocol, and clients are numbered from 0: for simulations.
-    `directory` keeps the run: started again with the same, it goes on after the last finished round.
-
-    Guarantee: the ledger in `directory` has a row before masked vectors are asked for and the realised release
-    before they are unmasked. Checked: test_flower_federation.py::test_the_ledger_has_the_realised_survivors.
+class PrivateFedAvg(Strategy):
+    """Federated averaging that sees no client's update, and spends no more than its plan says (`deploy.Strategy`).
 
     Attributes:
-        plan: what clients and server agree on.
-        directory: where the run is kept.
-        roster: who is enrolled; None for simulations.
-        draws: the server's file of draws, where the roster has some.
-        ledger: one that other runs over these clients share; None: the directory's own.
-        positions: directory where the server remembers how far its clients' logs are, which all its runs share; None:
-            that of the ledger.
-        target: what the plan was calibrated for, so that the report can say it; None if it is not known.
-        optimizer: how the server moves the model.
-        deadlines: how many seconds the server waits.
-        keys: whether clients agree on keys for each attempt, or silos once for the run; None: as the plan says.
-        trained: names of the arrays that are trained, while the others stay with the clients; None: all.
         run_config: the app's configuration, which clients compare with their own; `start` may give it instead.
         message_factory: makes a message; tests bring their own.
     """
 
-    plan: Plan
-    directory: Path
-    roster: SignedRoster | None
-    draws: Path | None = None
-    ledger: Path | None = None
-    positions: Path | None = None
-    target: PrivacyTarget | None = None
-    optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
-    deadlines: Deadlines = field(default_factory=Deadlines)
-    keys: KeyUse | None = None
-    trained: tuple[str, ...] | None = None
-    run_config: Mapping[str, object] | None = None
     message_factory: MessageFactory = field(default=make_message, repr=False)
-
-    def __post_init__(self) -> None:
-        if len(self.population) != self.plan.sampling.population:
-            raise ConfigError(
-                f"the roster must have the {self.plan.sampling.population} clients of the plan's population, "
-                f"got {len(self.population)}"
-            )
-        if self.keys is not None:
-            object.__setattr__(self, "keys", KeyUse(self.keys))
-        if self.keys is KeyUse.STANDING and self.roster is None:
-            raise ConfigError("standing keys are for enrolled silos, got no roster")
-        is_lattice = self.plan.protocol is Protocol.LATTICE
-        if is_lattice and self.keys is KeyUse.STANDING:
-            raise ConfigError("the plan runs in the lattice protocol, which has no standing keys")
-        once = Protocol.LATTICE if is_lattice else Protocol.PAIRWISE
-        protocol = Protocol.STANDING if self.has_standing_keys else once
-        require_deployable(protocol, self.plan, None if self.roster is None else len(self.population))
 
     @staticmethod
     def for_target(
@@ -133,37 +58,18 @@ class PrivateFedAvg:
         is weighted by the clients' `num-examples`, each capped at it, and nobody learns a client's number. With
         `count_failures` the server learns in each round about how many clients' training failed, and not whose.
         """
-        directory, roster, draws = read_server_directory(context.run_config)
-        sizes = trained_sizes(model, (personal,) if isinstance(personal, str) else personal)
-        target = complete_target(privacy, sizes, roster, context.run_config)
-        plan = calibrate(target, max_weight, count_failures=count_failures)
-        if personal and not may_outlive_rounds(plan):
-            raise ConfigError("personal layers cannot be kept behind drawn cohorts: ask everyone in every round")
-        return PrivateFedAvg(
-            plan=plan,
-            directory=directory,
-            roster=roster,
-            draws=draws,
-            ledger=ledger,
-            positions=directory.parent if ledger is None else None,
-            target=target,
-            optimizer=optimizer or ServerOptimizer(),
-            deadlines=deadlines or Deadlines(),
+        return PrivateFedAvg.planned(
+            privacy,
+            model,
+            context.run_config,
+            optimizer=optimizer,
+            deadlines=deadlines,
             keys=keys,
-            trained=tuple(sizes),
-            run_config=dict(context.run_config),
+            ledger=ledger,
+            personal=personal,
+            max_weight=max_weight,
+            count_failures=count_failures,
         )
-
-    @property
-    def population(self) -> tuple[int, ...]:
-        """All clients that can be chosen."""
-        return tuple(range(self.plan.sampling.population)) if self.roster is None else self.roster.roster.clients
-
-    @property
-    def has_standing_keys(self) -> bool:
-        """Whether silos keep keys for the run, so that a round is one exchange."""
-        chosen = self.plan.protocol is Protocol.STANDING if self.keys is None else self.keys is KeyUse.STANDING
-        return chosen and self.roster is not None
 
     def start(
         self,
@@ -187,103 +93,32 @@ class PrivateFedAvg:
         False ends the run, which goes on when it is started again.
         `run_config` is the app's `context.run_config`, if it has one: clients train only by the same.
         """
-        rounds = self.plan.rounds if num_rounds is None else num_rounds
-        if not 1 <= rounds <= self.plan.rounds:
-            raise ConfigError(f"num_rounds must be in [1, {self.plan.rounds}], as planned, got {rounds}")
-        layout = Layout.of(arrays := to_named_arrays(initial_arrays), self.trained)
-        if layout.dimension != self.plan.dimension:
-            raise ConfigError(
-                f"the arrays must have the plan's {self.plan.dimension} parameters, got {layout.dimension}"
-            )
-        deadlines, partition = replace(self.deadlines, training=timeout), b""
-        if self.roster is not None:
-            require_lasting(self.roster.roster, self.plan, deadlines)
-            partition = self.roster.roster.digest if self.plan.sampling.method is Sampling.ONCE else b""
-        settings = RunSettings(
-            title=f"Federation over Flower, {len(self.population):,} clients",
-            data="The clients' own data, which nobody else has seen.",
-            target=self.target,
-            rounds=self.plan.rounds,
-            optimizer=self.optimizer,
-            arrays=tuple(ArrayShape(entry.name, entry.shape) for entry in layout.entries),
-            is_deployed=True,
-            details=_Deployed(self.plan, layout, self.population, partition),
-        )
-        initial = layout.flatten(arrays)
-        with (
-            shown_progress(self.plan),
-            open_run(self.directory, settings, self.plan, initial, ledger=self.ledger) as run,
-        ):
-            evaluator = ServerEvaluation(layout, evaluate_fn, run, best)
-            evaluator.validate(run.state.rounds, run.state.average)
-            transport = Transport(GridEngine(grid, self.message_factory), Pace(self.deadlines.poll))
-            monitor = Monitor(
-                self.directory,
-                run.name,
-                self.plan,
-                transport.refusals,
-                callbacks,
-                lambda: evaluator.record(run.last_model()),
-            )
-            transport.alive = monitor.write
-            deployment = Deployment(
-                plan=self.plan,
-                roster=self.roster,
-                transport=transport,
-                run=run,
-                layout=layout,
-                config=train_config or {},
-                run_config=run_config or self.run_config or {},
-                deadlines=deadlines,
-                positions=self.positions or (self.directory if self.ledger is None else self.ledger.parent),
-                population=self.population,
-                draws=self.draws,
-            )
-            if self.has_standing_keys:
-                silos = StandingFederation(deployment)
-                monitor.callbacks = (silos.note_silos, *callbacks)
-                summary = run.train(silos, evaluator, monitor, rounds)
-            else:
-                summary = run.train(CohortFederation(deployment), evaluator, monitor, rounds)
-            if summary.end is End.EXHAUSTED:
-                raise BudgetExceeded(summary.stopped)
         result = Result()
-        result.arrays = evaluator.record(run.last_model())
-        result.evaluate_metrics_serverapp.update(evaluator.found)
+
+        def evaluate(rounds: int, arrays: NamedArrays) -> dict[str, float]:
+            found = None if evaluate_fn is None else evaluate_fn(rounds, to_array_record(arrays))
+            if found is None:
+                return {}
+            result.evaluate_metrics_serverapp[rounds] = found
+            return {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
+
+        def tell(callback: Callback) -> Callback:
+            def told(record: RoundRecord, model: Callable[[], NamedArrays]) -> object:
+                return callback(record, lambda: to_array_record(model()))
+
+            return told
+
+        trained = self.train(
+            GridEngine(grid, self.message_factory),
+            to_named_arrays(initial_arrays),
+            over="Flower",
+            rounds=num_rounds,
+            timeout=timeout,
+            config=train_config,
+            run_config=run_config,
+            evaluate=evaluate,
+            best=best,
+            callbacks=[tell(callback) for callback in callbacks],
+        )
+        result.arrays = to_array_record(trained)
         return result
-
-
-class ServerEvaluation:
-    """Evaluates each model once, with the server's own data, and keeps the one whose metric `best` is the greatest."""
-
-    def __init__(self, layout: Layout, evaluate: Evaluate | None, run: Run, best: str | None) -> None:
-        self._layout = layout
-        self._evaluate = evaluate
-        self._run = run
-        self._best = best
-        self.found: dict[int, MetricRecord] = {}  # after so many rounds
-        self._evaluated: set[int] = set()
-        before = [record.metrics.get(best or "", -math.inf) for record in run.records()]
-        self._greatest = max(before, default=-math.inf)
-
-    def validate(self, rounds: int, params: FloatVector) -> dict[str, float]:
-        """Return the app's metrics of the model after so many rounds; none if it has no evaluation."""
-        is_new = rounds not in self._evaluated
-        self._evaluated.add(rounds)
-        if is_new and self._evaluate is not None:
-            found = self._evaluate(rounds, self.record(params))
-            self.found |= {} if found is None else {rounds: found}
-        numbers = self.found.get(rounds, MetricRecord()).items()
-        metrics = {name: float(value) for name, value in numbers if isinstance(value, (int, float))}
-        if is_new and rounds and self._best in metrics and metrics[self._best] > self._greatest:
-            self._greatest = metrics[self._best]
-            self._run.directory.replace(BEST, save(self._layout.unflatten(params)))
-        return metrics
-
-    def test(self, _params: FloatVector) -> dict[str, float]:
-        """Return nothing: a deployment has no test data of its own."""
-        return {}
-
-    def record(self, params: FloatVector) -> ArrayRecord:
-        """Return the whole model of these parameters: what stays local is as before the first round."""
-        return to_array_record(self._layout.unflatten(params) | self._layout.initial_local())

@@ -6,49 +6,19 @@ The server asks by `private_total`, `private_evaluate` or `private_metrics`, in 
 gives the same answer and charges nothing.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from d2pfed.accounting import Guarantee, Unit
-from d2pfed.deploy.layout import MOST_LOCAL_BYTES
+from d2pfed.deploy.evaluation import Asked, PrivateAnswer, means_of, metrics_of, total_of
 from d2pfed.errors import ConfigError
-from d2pfed.flower.grid import EVALUATION_TYPE, to_named_arrays
+from d2pfed.flower.grid import EVALUATION_TYPE, GridEngine, to_named_arrays
 from d2pfed.flower.server import PrivateFedAvg
-from d2pfed.plan import calibrate, guarantees
-from d2pfed.plan.bounds import check_name
-from d2pfed.runs import RoundRecord
-from d2pfed.runs.json_files import from_json, read_text, to_json
-from d2pfed.statistics.metrics import Metrics, MetricScheme, metric_names
-from d2pfed.statistics.questions import MEANS, SCORES, STATISTIC, Bounds, MetricMeans, ScoreMetrics
-
-EVALUATIONS = "evaluations"  # in the directory of the run that is evaluated
-
-_Value = TypeVar("_Value")
-_Error = TypeVar("_Error")
-
-
-@dataclass(frozen=True, slots=True)
-class PrivateAnswer(Generic[_Value, _Error]):
-    """What clients have answered together.
-
-    Attributes:
-        value: The sum over those who took part, or each metric by its name.
-        standard_error: Of each number, by the noise alone.
-        clients: How many took part.
-        guarantees: One epsilon per observer, of this answer alone.
-    """
-
-    value: _Value
-    standard_error: _Error
-    clients: int
-    guarantees: tuple[Guarantee, ...] = field(repr=False)
+from d2pfed.statistics.metrics import Metrics
+from d2pfed.statistics.questions import STATISTIC
 
 
 def private_total(
@@ -73,23 +43,12 @@ def private_total(
         config: Further settings for the clients.
         timeout: For how many seconds the server waits for the vectors.
     """
-    if strategy.plan.rounds != 1:
-        raise ConfigError(f"a statistic takes one round, the plan has {strategy.plan.rounds}")
-    if strategy.plan.extras:
-        raise ConfigError(f"a statistic takes nothing beside its vector, the plan has {strategy.plan.extras[0]}")
-    if arrays is not None and STATISTIC in arrays:
-        raise ConfigError(f"the name {STATISTIC} is reserved")
-    asked = ArrayRecord({**(arrays or {}), STATISTIC: Array(np.zeros(size, np.float32))})
-    settings = ConfigRecord({**(config or {}), STATISTIC: name})
-    found = strategy.start(grid, asked, timeout=timeout, train_config=settings).arrays
-    file = strategy.directory / "metrics.jsonl"
-    record = from_json(RoundRecord, read_text(file).splitlines()[-1], str(file))
-    plan, clients = strategy.plan, record.survivors or 0
-    return PrivateAnswer(
-        value=found[STATISTIC].numpy().astype(np.float64) * plan.divisor,
-        standard_error=math.sqrt(plan.noise(clients).sum_variance) * plan.codec.granularity,
-        clients=clients,
-        guarantees=guarantees(plan),
+    engine = GridEngine(grid, strategy.message_factory)
+    return total_of(
+        Asked(strategy, engine, "Flower", timeout, dict(config or {})),
+        name,
+        size,
+        {} if arrays is None else to_named_arrays(arrays),
     )
 
 
@@ -134,17 +93,14 @@ def private_evaluate(
         config: Settings for the clients' function.
         timeout: For how many seconds the server waits for the answers.
     """
-    most = 1.0 if strategy.plan.unit is Unit.RECORD else max_examples
-    if most is None:
-        raise ConfigError(
-            "an evaluation that protects clients must state max_examples, the cap on a client's weight"
-        )
-    means = MetricMeans({key: Bounds(*bounds) for key, bounds in metrics.items()}, most)
-    own = evaluation_strategy(strategy, arrays, means.size, epsilon, name)
-    settings = ConfigRecord({**(config or {}), MEANS: to_json(means)})
-    found = private_total(own, grid, name, means.size, arrays=arrays, config=settings, timeout=timeout)
-    value, error = means.decode(found.value, found.standard_error)
-    return PrivateAnswer(value, error, found.clients, found.guarantees)
+    return means_of(
+        _asked(strategy, grid, config, timeout),
+        to_named_arrays(arrays),
+        metrics,
+        epsilon=epsilon,
+        max_examples=max_examples,
+        name=name,
+    )
 
 
 def private_metrics(
@@ -181,56 +137,25 @@ def private_metrics(
         config: Settings for the clients' function.
         timeout: For how many seconds the server waits for the answers.
     """
-    if strategy.plan.unit is Unit.RECORD:
-        max_values = 1.0  # each record counts once
-    scheme = MetricScheme(
-        names=metric_names(metrics),
+    return metrics_of(
+        _asked(strategy, grid, config, timeout),
+        to_named_arrays(arrays),
+        metrics,
+        epsilon=epsilon,
         classes=classes,
         bins=bins,
         max_loss=max_loss,
-        has_count=max_values is not None,
+        max_values=max_values,
+        name=name,
     )
-    scores = ScoreMetrics(scheme, max_values)
-    own = evaluation_strategy(strategy, arrays, scores.size, epsilon, name)
-    settings = ConfigRecord({**(config or {}), SCORES: to_json(scores)})
-    found = private_total(own, grid, name, scores.size, arrays=arrays, config=settings, timeout=timeout)
-    value, error = scores.decode(found.value, found.standard_error, found.clients)
-    return PrivateAnswer(value, error, found.clients, found.guarantees)
 
 
-def evaluation_strategy(
-    strategy: PrivateFedAvg, arrays: ArrayRecord, size: int, epsilon: float, name: str
-) -> PrivateFedAvg:
-    """Return the strategy of one evaluation: the clients and the observer of training, one round, a clip of 1.
-
-    A small model goes along without being part of the vector. A larger one is part of it, and gets noise that nobody
-    looks at.
-    """
-    if strategy.target is None:
-        raise ConfigError("an evaluation follows from the target of training: give the strategy its target")
-    check_name("an evaluation's", name)
-    model = to_named_arrays(arrays)
-    is_small = sum(array.nbytes for array in model.values()) <= MOST_LOCAL_BYTES
-    sent = {} if is_small else {key: array.size for key, array in model.items() if array.dtype == np.float32}
-    dimension = size + sum(sent.values())
-    target = replace(strategy.target, dimension=dimension, rounds=1, epsilon=epsilon, clip=1.0)
-    if target.unit is Unit.RECORD:
-        target = replace(target, batch_rate=1.0)  # every record is asked
+def _asked(strategy: PrivateFedAvg, grid: Grid, config: ConfigRecord | None, timeout: float) -> Asked:
+    """Return the clients of a strategy, asked by messages that Flower hands to their `evaluate` function."""
 
     def make(content: RecordDict, node: int, group: str, seconds: float) -> Message:
-        """Make a message that Flower hands to the clients' `evaluate` function."""
         message = strategy.message_factory(content, node, group, seconds)
         message.metadata.message_type = EVALUATION_TYPE
         return message
 
-    directory = strategy.directory / EVALUATIONS / name
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    return replace(
-        strategy,
-        plan=calibrate(target),
-        target=target,
-        directory=directory,
-        keys=None,
-        trained=(*sent, STATISTIC),
-        message_factory=make,
-    )
+    return Asked(strategy, GridEngine(grid, make), "Flower", timeout, dict(config or {}))

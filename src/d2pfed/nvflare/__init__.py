@@ -1,0 +1,1 @@
+"""A private federation over NVFlare (extra `nvflare`)."""
