@@ -41,7 +41,9 @@ def answer_task(shareable: Shareable, fl_ctx: FLContext, train: Callable[[Purpos
                 log_error("this client's config cannot be used")
                 raise ConfigError("this client is not set up; its own log says why") from None
             app = Path(workspace.get_app_dir(fl_ctx.get_job_id()))
-            client = PrivateClient(config.serving(""), node_of(site), {APP: app_digest(app)}, train(purpose), purpose)
+            client = PrivateClient(
+                config.serving(""), node_of(site), {APP: app_digest(app)}, train(purpose), purpose
+            )
             reply.update(make_result(kind, client.answer(kind, data)))
     except (PeerError, ConfigError) as refusal:
         reply.update(make_refusal(refusal))
