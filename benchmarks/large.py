@@ -18,10 +18,11 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any  # Flower's messages are played here
+from typing import Any, cast  # Flower's messages are played here
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, RecordDict
+from flwr.serverapp import Grid
 
 from d2pfed.deploy.client import PrivateClient
 from d2pfed.deploy.config import read_client_config
@@ -137,7 +138,7 @@ def in_one_process(clients: int, parameters: int, rounds: int, keys: str, compre
             object.__setattr__(strategy, "message_factory", _message)
             initial = ArrayRecord({name: Array(value) for name, value in model.items()})
             begun = time.monotonic()
-            strategy.start(grid, initial)  # type: ignore[arg-type]  # a grid that is played
+            strategy.start(cast("Grid", grid), initial)
             seconds = time.monotonic() - begun
             exchanges = _exchanges(found.server / "run")
         return {

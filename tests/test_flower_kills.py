@@ -167,3 +167,12 @@ def test_a_run_outlives_the_kill_of_each_process_of_the_server(started):
     submit(federation, run, signals)
     wait_until((run / "models.json").exists, federation)
     assert len(survivors(run)) == ROUNDS
+
+
+def test_a_node_that_is_restarted_by_its_supervisor_says_farewell_and_is_not_refused(started):
+    federation, _, _ = started
+    wait_until(lambda: "SuperNode ID" in federation.log(f"supernode-{NODE}"), federation)
+    federation.end(federation.nodes[NODE])  # a signal to all of its processes at once, as systemd sends it
+    federation.start_supernode(NODE, name="restarted")
+    wait_until(lambda: "SuperNode ID" in federation.log(f"restarted-{NODE}"), federation, 60)
+    assert "Failed to activate" not in federation.log(f"restarted-{NODE}")

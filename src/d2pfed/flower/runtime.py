@@ -278,6 +278,9 @@ def run_supernode(arguments: list[str]) -> None:
         thread.join(timeout=_SHUTDOWN_SECONDS)
 
     add_exit_handler(stop)
+    # What Flower falls back to after the first signal. A supervisor signals the whole group, and `d2pfed-node` does so
+    # again: the second signal would cut off the farewell, and a restarted node would be refused for a minute.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     register_signal_handlers(
         event_type=EventType.RUN_SUPERNODE_LEAVE, exit_message="SuperNode terminated gracefully."
     )
