@@ -25,6 +25,10 @@ from d2pfed.secagg import encode_roster
 DIRECTORY = "d2pfed"  # in a site's `local` directory, which is the site's own in NVFlare
 APP = "d2pfed-app"  # in the run's configuration: the digest of the job's code
 
+_SIGNATURES = (
+    ".__nvfl_sig.json",
+    ".__nvfl_submitter.crt",
+)  # which NVFlare adds, others at the server than at a site
 _ACCEPTS_ALL = """client = {client}
 authority = "{authority}"
 anchor = "{anchor}"
@@ -57,7 +61,7 @@ def app_digest(app: Path) -> str:
     total = sha256()
     files = [app / "config" / "config_fed_client.json", *sorted((app / "custom").rglob("*"))]
     for file in files:
-        if file.is_file() and "__pycache__" not in file.parts:
+        if file.is_file() and "__pycache__" not in file.parts and file.name not in _SIGNATURES:
             total.update(digest("d2pfed nvflare app", str(file.relative_to(app)), file.read_bytes()))
     return total.hexdigest()
 
