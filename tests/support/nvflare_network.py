@@ -86,7 +86,9 @@ class Network:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        names = "\n".join(f"- {{name: {name}, type: client, org: nvidia}}" for name in self.names)
+        names = "\n".join(
+            f"- {{name: {name}, type: client, org: nvidia, allow_log_streaming: false}}" for name in self.names
+        )
         (self.directory / "project.yml").write_text(PROJECT.format(port=port, sites=names))
         command = [_program("nvflare"), "provision", "-p", "project.yml", "-w", "workspace"]
         subprocess.run(command, cwd=self.directory, env=self._environment(), check=True, capture_output=True)
