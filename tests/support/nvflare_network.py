@@ -86,9 +86,7 @@ class Network:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        names = "\n".join(
-            f"- {{name: {name}, type: client, org: nvidia, allow_log_streaming: false}}" for name in self.names
-        )
+        names = "\n".join(f"- {{name: {name}, type: client, org: nvidia}}" for name in self.names)
         (self.directory / "project.yml").write_text(PROJECT.format(port=port, sites=names))
         command = [_program("nvflare"), "provision", "-p", "project.yml", "-w", "workspace"]
         subprocess.run(command, cwd=self.directory, env=self._environment(), check=True, capture_output=True)
@@ -157,6 +155,9 @@ class Network:
             state.mkdir(parents=True, mode=0o700)
             settings = SETTINGS.format(client=client, authority=authority.hex(), anchor=anchor, state=state)
             (self.own(name) / "client.toml").write_text(settings)
+            usual = (self.kit(name) / "local" / "resources.json.default").read_text()
+            ours = usual.replace('"allow_log_streaming": true', '"allow_log_streaming": false')
+            (self.kit(name) / "local" / "resources.json").write_text(ours)
         server = self.own("server")
         server.mkdir(parents=True)
         roster = next_roster(
