@@ -93,8 +93,16 @@ def test_a_statistic_is_answered_in_its_place():
         statistic_reply(FLModel(params={}), np.zeros(2))
 
 
+def test_a_site_that_streams_its_logs_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delenv("D2PFED_SIMULATION", raising=False)
+    monkeypatch.setattr(executors, "is_log_streaming_allowed", lambda _: True)
+    reply = executors.answer_task(task(RequestKind.PRESENCE, b""), context(tmp_path), lambda _: None)
+    assert read_result(reply, 1).refused[1].startswith("this site lets its logs go to the server")
+
+
 def test_a_site_that_is_not_set_up_says_no_more_than_that(tmp_path, monkeypatch):
     monkeypatch.delenv("D2PFED_SIMULATION", raising=False)
+    monkeypatch.setattr(executors, "is_log_streaming_allowed", lambda _: False)
     reply = executors.answer_task(task(RequestKind.PRESENCE, b""), context(tmp_path), lambda _: None)
     assert read_result(reply, 1).refused[1] == "this client is not set up; its own log says why"
     reply = executors.answer_task(Shareable({"other": 1}), context(tmp_path), lambda _: None)
@@ -121,6 +129,9 @@ def test_nothing_of_the_script_leaves_in_clear(tmp_path, monkeypatch):
         made = {key: value + 1 for key, value in model.params.items()}
         return FLModelUtils.to_shareable(FLModel(params=made, metrics={"secret": 31337.0}))
 
+    config = tmp_path / "app" / "config" / "config_fed_client.json"
+    config.parent.mkdir(parents=True)
+    config.write_text("{}")
     monkeypatch.setattr(executors, "PrivateClient", Agent)
     monkeypatch.setattr(ClientAPIExecutor, "execute", run_script)
     executor = PrivateExecutor("in_process", task_script_path="script.py")

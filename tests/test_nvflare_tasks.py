@@ -237,6 +237,9 @@ def test_another_line_of_code_is_another_app(tmp_path):
     assert len({first, app("c", script="x = 2\n"), app("d", client='{"a": 1}'), app("e", file="other.py")}) == 4
     (tmp_path / "b" / "custom" / "__pycache__").mkdir()
     (tmp_path / "b" / "custom" / "__pycache__" / "train.pyc").write_bytes(b"compiled")
+    streamer = '{ "components": [{"path": "nvflare.app_common.logging.job_log_streamer.JobLogStreamer"}]}'
+    assert app("f", client=streamer) == app("g", client='{"components": []}')
+    (tmp_path / "b" / "custom" / ".__nvfl_sig.json").write_text("NVFlare's signature")
     assert app_digest(tmp_path / "b") == first
 
 

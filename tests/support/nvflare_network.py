@@ -155,6 +155,9 @@ class Network:
             state.mkdir(parents=True, mode=0o700)
             settings = SETTINGS.format(client=client, authority=authority.hex(), anchor=anchor, state=state)
             (self.own(name) / "client.toml").write_text(settings)
+            usual = (self.kit(name) / "local" / "resources.json.default").read_text()
+            ours = usual.replace('"allow_log_streaming": true', '"allow_log_streaming": false')
+            (self.kit(name) / "local" / "resources.json").write_text(ours)
         server = self.own("server")
         server.mkdir(parents=True)
         roster = next_roster(

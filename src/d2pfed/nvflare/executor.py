@@ -16,13 +16,14 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor
+from nvflare.app_common.logging.job_log_streamer import is_log_streaming_allowed
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from d2pfed.deploy.client import PrivateClient, Purpose, TrainArrays, discreet, log_error
 from d2pfed.deploy.layout import NamedArrays
 from d2pfed.deploy.questions import EXAMPLES, RecordAnswers, question_of
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.nvflare.sites import APP, app_digest, client_config, node_of
+from d2pfed.nvflare.sites import APP, app_digest, client_config, node_of, simulation
 from d2pfed.nvflare.tasks import make_refusal, make_result, read_task
 from d2pfed.round import Units
 from d2pfed.statistics.questions import STATISTIC, MetricMeans, is_evaluation
@@ -34,6 +35,7 @@ def answer_task(shareable: Shareable, fl_ctx: FLContext, train: Callable[[Purpos
     try:
         with discreet():
             kind, data, purpose = read_task(shareable)
+            require_own_logs(fl_ctx)
             site, workspace = fl_ctx.get_identity_name(), fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
             try:
                 config = client_config(Path(workspace.get_site_config_dir()), site)
@@ -48,6 +50,17 @@ def answer_task(shareable: Shareable, fl_ctx: FLContext, train: Callable[[Purpos
     except (PeerError, ConfigError) as refusal:
         reply.update(make_refusal(refusal))
     return reply
+
+
+def require_own_logs(fl_ctx: FLContext) -> None:
+    """Refuse to work where NVFlare streams the site's log, which has the text of what training raises, to the server.
+
+    Checked: test_nvflare_components.py::test_a_site_that_streams_its_logs_is_refused.
+    """
+    if simulation() is None and is_log_streaming_allowed(fl_ctx):
+        raise ConfigError(
+            "this site lets its logs go to the server: set allow_log_streaming to false in its local/resources.json"
+        )
 
 
 class PrivateExecutor(ClientAPIExecutor):

@@ -1,5 +1,6 @@
 """What a site of NVFlare is to d2pfed: a node's number, a directory, and the code of the job that it runs."""
 
+import json
 import os
 import re
 import time
@@ -25,6 +26,11 @@ from d2pfed.secagg import encode_roster
 DIRECTORY = "d2pfed"  # in a site's `local` directory, which is the site's own in NVFlare
 APP = "d2pfed-app"  # in the run's configuration: the digest of the job's code
 
+_LOGGING = "nvflare.app_common.logging."
+_SIGNATURES = (
+    ".__nvfl_sig.json",
+    ".__nvfl_submitter.crt",
+)  # which NVFlare adds, others at the server than at a site
 _ACCEPTS_ALL = """client = {client}
 authority = "{authority}"
 anchor = "{anchor}"
@@ -54,10 +60,12 @@ def app_digest(app: Path) -> str:
     It is part of every task, so sites that were sent different code or arguments give no sum.
     Checked: test_nvflare_tasks.py::test_another_line_of_code_is_another_app.
     """
-    total = sha256()
-    files = [app / "config" / "config_fed_client.json", *sorted((app / "custom").rglob("*"))]
-    for file in files:
-        if file.is_file() and "__pycache__" not in file.parts:
+    settings = json.loads((app / "config" / "config_fed_client.json").read_text())
+    # NVFlare adds one that streams a site's log, which a client refuses where the site allows it.
+    parts = [each for each in settings.get("components", []) if not str(each["path"]).startswith(_LOGGING)]
+    total = sha256(json.dumps({**settings, "components": parts}, sort_keys=True).encode())
+    for file in sorted((app / "custom").rglob("*")):
+        if file.is_file() and "__pycache__" not in file.parts and file.name not in _SIGNATURES:
             total.update(digest("d2pfed nvflare app", str(file.relative_to(app)), file.read_bytes()))
     return total.hexdigest()
 
