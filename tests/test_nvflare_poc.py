@@ -26,7 +26,7 @@ RECORDS = {
     "batch_rate": 0.5,
 }  # fmt: skip
 PAIRS = {"epsilon": 5000.0, "clip": 4.0, "dropouts": 0.2, "colluders": 0.0}
-WAITS = {"poll": 0.1, "keys": 20.0, "joining": 120.0, "grace": 5.0}
+WAITS = {"poll": 0.1, "keys": 90.0, "joining": 120.0, "grace": 5.0}
 PAUSE = Path("/tmp/d2pfed-nvflare-pause")
 ENDED = ("FINISHED", "FAILED")
 
