@@ -26,7 +26,7 @@ RECORDS = {
     "batch_rate": 0.5,
 }  # fmt: skip
 PAIRS = {"epsilon": 5000.0, "clip": 4.0, "dropouts": 0.2, "colluders": 0.0}
-WAITS = {"poll": 0.1, "keys": 20.0, "joining": 120.0, "grace": 5.0}
+WAITS = {"poll": 0.1, "keys": 90.0, "joining": 120.0, "grace": 5.0}
 PAUSE = Path("/tmp/d2pfed-nvflare-pause")
 ENDED = ("FINISHED", "FAILED")
 
@@ -73,10 +73,16 @@ def kinds(run):
 
 
 def pause_in_a_round(run, network):
-    """Wait until an attempt is charged, and its vectors are missing."""
-    before = kinds(run).count(RowKind.RESERVE)
+    """Have the sites pause in training, and wait until no round ends: one is charged, and its vectors are missing."""
     PAUSE.touch()
-    wait_until(lambda: kinds(run).count(RowKind.RESERVE) > before, network)
+    seen = [-1]
+
+    def is_still():
+        time.sleep(5)
+        seen.append(len(rounds(run)))
+        return seen[-1] == seen[-2]
+
+    wait_until(is_still, network)
 
 
 def start(network, *names):
