@@ -71,7 +71,7 @@ def live(case: Case, home: Path, moves: bytes, ill: str) -> Outcome:
     share = float(str(case.settings["least_colluders"]))
     colluders = frozenset(group.others[: colluding_clients(share, len(group.roster.clients))])
     home.mkdir()
-    unit, dimension = (plan.unit, plan.codec.rotation.dimension) if plan is not None else (case.unit, 1)
+    unit, dimension = (plan.unit, plan.dimension) if plan is not None else (case.unit, 1)
     life = Life.begin(group, group.victim, home, case.settings, ILLS[unit][ill](dimension))
     opened, served = list[Opened](), set[tuple[str, str]]()
     if plan is None:

@@ -170,7 +170,7 @@ def test_caps_and_other_kinds_use_up_the_slack():
 
 
 def test_declared_plans_of_other_kinds_stand_beside_the_units():
-    one, other = plan(sampling=FIXED, attempts=6), plan(replace(NOISE, contributors=16), 9, 9, FIXED)
+    one, other = plan(sampling=FIXED, attempts=6), plan(replace(NOISE, contributors=16), 60, 60, FIXED)
     later = plan(sampling=FIXED, attempts=2)
     beside = Filter(6.0, DELTA, RELEASED, (one, other)).charge([one, later])
     alone = Filter(6.0, DELTA, RELEASED, (one,)).charge([one, later])

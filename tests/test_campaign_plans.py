@@ -58,7 +58,8 @@ def test_lies_about_colluders_are_refused_or_charged(tmp_path):
 def test_twin_without_table_and_totality_weights_are_found_to_be_an_oracle(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(policy, "require_deployable", nothing)
     monkeypatch.setattr(PrivateClient, "_contribute", fragile)
-    ills = {name: ILLS[Unit.CLIENT][name] for name in ("zeros", "a negative last number")}
+    weights = {"zeros": "a weight", "a negative weight": "a negative weight"}
+    ills = {name: ILLS[Unit.CLIENT][made] for name, made in weights.items()}
     monkeypatch.setitem(campaign_plans.ILLS, Unit.CLIENT, ills)
     assert campaign_plans.plans(4, tmp_path, "twin", ("weights",), PAIRWISE)["failed"] > 0
     assert "'MASKED_VECTOR of" in (said := capsys.readouterr().err)

@@ -17,7 +17,7 @@ from d2pfed.ledger import Ledger
 from d2pfed.ledger.state import LedgerState
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
-from d2pfed.round import Attempt, aggregate, aggregation, local_sum, run_plan
+from d2pfed.round import Attempt, aggregate, aggregation, local_sum, local_sums, run_plan
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import Cohorts
 from support.simulations import NO_MODEL, Attempting, Simulation
@@ -208,7 +208,7 @@ def given_clients_have_no_amplified_price(tmp_path):
 
 def test_a_sum_over_clients_that_nobody_drew_has_no_amplified_price(tmp_path, monkeypatch):
     given_clients_have_no_amplified_price(tmp_path)
-    monkeypatch.setattr(aggregation, "is_amplified", lambda _sampling: False)
+    monkeypatch.setattr(local_sums, "is_amplified", lambda _sampling: False)
     (tmp_path / "again").mkdir()
     with pytest.raises(Failed, match="DID NOT RAISE"):
         given_clients_have_no_amplified_price(tmp_path / "again")

@@ -81,7 +81,7 @@ numerics.randomness: derive first_head next_head
 secagg.standing.epoch: context mask_key next_pair_key
 secagg.standing.client: State.at State.decode State.encode State.masks answer_step require_step_forward
 secagg.wire: Reader.__enter__ Reader.__exit__ Reader.end Reader.integer Reader.rest Reader.subset Reader.take
-secagg.wire: ranks_of unframe unframe_unbound
+secagg.wire: Reader.view ranks_of unframe unframe_unbound
 """
 
 

@@ -81,7 +81,7 @@ class Attack:
 
     @cached_property
     def layout(self) -> Layout:
-        return Layout.of({"params": np.zeros(self.plan.codec.rotation.dimension, np.float32)})
+        return Layout.of({"params": np.zeros(self.plan.dimension, np.float32)})
 
     @cached_property
     def model(self) -> bytes:

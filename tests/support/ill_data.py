@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from d2pfed.accounting import Unit
-from d2pfed.deploy.client import TrainArrays
+from d2pfed.deploy.client import TrainArrays, WeightedArrays
 from d2pfed.deploy.layout import NamedArrays
 from d2pfed.numerics.ring import IntVector
 
@@ -57,6 +57,10 @@ def _deep(_arrays: NamedArrays, _settings: Mapping[str, object]) -> NamedArrays:
     return _deep(_arrays, _settings)
 
 
+def _weighing(weight: float) -> Made:
+    return lambda _dimension: lambda arrays, _settings: WeightedArrays(arrays, weight)
+
+
 def _last(value: float) -> Callable[[int], np.ndarray]:
     def made(dimension: int) -> np.ndarray:
         vector = np.zeros(dimension, np.float32)
@@ -101,6 +105,8 @@ ILLS = {
     Unit.CLIENT: SILENT[Unit.CLIENT]
     | {
         "a negative last number": _adding(_last(-1.0)),
+        "a weight": _weighing(1.0),
+        "a negative weight": _weighing(-1.0),
         "a small update": _adding(lambda dimension: np.full(dimension, 1e-9, np.float32)),
         "a huge update": _adding(lambda dimension: np.full(dimension, 1e30, np.float32)),
     },
