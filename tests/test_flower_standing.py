@@ -18,7 +18,7 @@ from d2pfed.deploy import standing as standing_keys
 from d2pfed.deploy.attempt import accept_run
 from d2pfed.deploy.client import PrivateClient
 from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.requests import ExchangeRequest, Progress, RequestKind
+from d2pfed.deploy.requests import ExchangeRequest, Progress, RequestKind, RunAnnouncement
 from d2pfed.deploy.standing import KeyFile, holds_keys
 from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
@@ -28,6 +28,7 @@ from d2pfed.flower.server import KeyUse
 from d2pfed.ledger import RowKind, decode_release, keystore, read_rows
 from d2pfed.ledger.client_log import Entry
 from d2pfed.plan import PrivacyTarget, calibrate
+from d2pfed.plan.traffic import traffic_of
 from d2pfed.round.standing import StandingRun
 from d2pfed.secagg import checks
 from d2pfed.secagg.standing import server as standing_server
@@ -110,6 +111,21 @@ def test_after_the_set_up_a_round_is_one_exchange(tmp_path):
     assert rows_of(tmp_path) == [
         (kind, number, 0) for number in range(3) for kind in (RowKind.RESERVE, RowKind.COMMIT)
     ]
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+def test_a_silo_sends_and_receives_what_its_plan_says(tmp_path, bits):
+    plan = make_plan(rounds=2, protocol="standing", dropouts=0.0, compression=8, download_bits=bits)
+    roster, grid = federation(tmp_path)
+    start(strategy(plan, tmp_path, roster), grid)
+    requests = [from_record(each.content) for each in grid.sent if each.metadata.dst_node_id == 101]
+    answers = [from_record(each.content)[1] for each in grid.received if each.metadata.src_node_id == 101]
+    announced = next(data for kind, data in requests if kind is RequestKind.ANNOUNCEMENT)
+    longer = len(RunAnnouncement.decode(announced).run) - 16  # the plan counts a name of 16 letters
+    said = traffic_of(plan)
+    assert sum(map(len, answers)) == said.joining.sent + 2 * said.client.sent
+    received = said.joining.received + 2 * said.client.received
+    assert sum(len(data) for _, data in requests) == received + 2 * longer  # in announcement and invitation
 
 
 def test_a_missing_silo_voids_the_attempt_which_stays_charged_to_everyone(tmp_path, caplog):
