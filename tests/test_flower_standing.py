@@ -28,9 +28,11 @@ from d2pfed.flower.server import KeyUse
 from d2pfed.ledger import RowKind, decode_release, keystore, read_rows
 from d2pfed.ledger.client_log import Entry
 from d2pfed.plan import PrivacyTarget, calibrate
+from d2pfed.plan.describe import describe_plan
 from d2pfed.plan.traffic import traffic_of
 from d2pfed.round.standing import StandingRun
 from d2pfed.secagg import checks
+from d2pfed.secagg.roster import POSITION_BYTES
 from d2pfed.secagg.standing import server as standing_server
 from d2pfed.secagg.wire import MessageKind, kind_of
 from support.enrolled_clients import DIMENSION, anchor_in, directory_of, enrol, make_plan, noise_bound
@@ -114,18 +116,22 @@ def test_after_the_set_up_a_round_is_one_exchange(tmp_path):
 
 
 @pytest.mark.parametrize("bits", [8, 32])
-def test_a_silo_sends_and_receives_what_its_plan_says(tmp_path, bits):
-    plan = make_plan(rounds=2, protocol="standing", dropouts=0.0, compression=8, download_bits=bits)
+@pytest.mark.parametrize("protocol", ["standing", "pairwise"])
+def test_a_silo_sends_and_receives_what_its_plan_says(tmp_path, protocol, bits):
+    plan = make_plan(rounds=2, protocol=protocol, dropouts=0.0, compression=8, download_bits=bits)
     roster, grid = federation(tmp_path)
-    start(strategy(plan, tmp_path, roster), grid)
+    start(make_strategy(plan, tmp_path, roster, **({"keys": "standing"} if protocol == "standing" else {})), grid)
     requests = [from_record(each.content) for each in grid.sent if each.metadata.dst_node_id == 101]
     answers = [from_record(each.content)[1] for each in grid.received if each.metadata.src_node_id == 101]
     announced = next(data for kind, data in requests if kind is RequestKind.ANNOUNCEMENT)
     longer = len(RunAnnouncement.decode(announced).run) - 16  # the plan counts a name of 16 letters
-    said = traffic_of(plan)
-    assert sum(map(len, answers)) == said.joining.sent + 2 * said.client.sent
-    received = said.joining.received + 2 * said.client.received
-    assert sum(len(data) for _, data in requests) == received + 2 * longer  # in announcement and invitation
+    # With fresh keys there is an invitation to each attempt, and in the second one all have met.
+    invitations, met = (1, 0) if protocol == "standing" else (2, (CLIENTS - 1) * POSITION_BYTES)
+    said, told = traffic_of(plan), f"met before adds {POSITION_BYTES} bytes each way"
+    assert sum(map(len, answers)) == said.joining.sent + 2 * said.client.sent + met
+    received = said.joining.received + 2 * said.client.received + met
+    assert sum(len(data) for _, data in requests) == received + (1 + invitations) * longer
+    assert (told in describe_plan(plan).why_bytes) == bool(met)
 
 
 def test_a_missing_silo_voids_the_attempt_which_stays_charged_to_everyone(tmp_path, caplog):
