@@ -531,6 +531,11 @@ def test_rounds_and_cohorts_follow_population_dimension_and_epsilon(population, 
     assert louder.rounds <= scope.rounds
 
 
+def test_a_population_too_small_for_little_noise_is_told_so():
+    scope = scope_of({}, dimension=8000, population=60, rounds=None, cohort_size=None)
+    assert "even with 60 clients it is above 2" in scope.notes[0]
+
+
 @pytest.mark.parametrize(
     ("given", "found"),
     [((5, None), (5, 16)), ((None, 30), (2, 30)), ((4, 25), (4, 25)), ((None, 100), (1, 100))],

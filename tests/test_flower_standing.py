@@ -18,7 +18,7 @@ from d2pfed.deploy import standing as standing_keys
 from d2pfed.deploy.attempt import accept_run
 from d2pfed.deploy.client import PrivateClient
 from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.requests import ExchangeRequest, Progress, RequestKind
+from d2pfed.deploy.requests import ExchangeRequest, Progress, RequestKind, RunAnnouncement
 from d2pfed.deploy.standing import KeyFile, holds_keys
 from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
@@ -28,8 +28,11 @@ from d2pfed.flower.server import KeyUse
 from d2pfed.ledger import RowKind, decode_release, keystore, read_rows
 from d2pfed.ledger.client_log import Entry
 from d2pfed.plan import PrivacyTarget, calibrate
+from d2pfed.plan.describe import describe_plan
+from d2pfed.plan.traffic import traffic_of
 from d2pfed.round.standing import StandingRun
 from d2pfed.secagg import checks
+from d2pfed.secagg.roster import POSITION_BYTES
 from d2pfed.secagg.standing import server as standing_server
 from d2pfed.secagg.wire import MessageKind, kind_of
 from support.enrolled_clients import DIMENSION, anchor_in, directory_of, enrol, make_plan, noise_bound
@@ -110,6 +113,25 @@ def test_after_the_set_up_a_round_is_one_exchange(tmp_path):
     assert rows_of(tmp_path) == [
         (kind, number, 0) for number in range(3) for kind in (RowKind.RESERVE, RowKind.COMMIT)
     ]
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+@pytest.mark.parametrize("protocol", ["standing", "pairwise"])
+def test_a_silo_sends_and_receives_what_its_plan_says(tmp_path, protocol, bits):
+    plan = make_plan(rounds=2, protocol=protocol, dropouts=0.0, compression=8, download_bits=bits)
+    roster, grid = federation(tmp_path)
+    start(make_strategy(plan, tmp_path, roster, **({"keys": "standing"} if protocol == "standing" else {})), grid)
+    requests = [from_record(each.content) for each in grid.sent if each.metadata.dst_node_id == 101]
+    answers = [from_record(each.content)[1] for each in grid.received if each.metadata.src_node_id == 101]
+    announced = next(data for kind, data in requests if kind is RequestKind.ANNOUNCEMENT)
+    longer = len(RunAnnouncement.decode(announced).run) - 16  # the plan counts a name of 16 letters
+    # With fresh keys there is an invitation to each attempt, and in the second one all have met.
+    invitations, met = (1, 0) if protocol == "standing" else (2, (CLIENTS - 1) * POSITION_BYTES)
+    said, told = traffic_of(plan), f"met before adds {POSITION_BYTES} bytes each way"
+    assert sum(map(len, answers)) == said.joining.sent + 2 * said.client.sent + met
+    received = said.joining.received + 2 * said.client.received + met
+    assert sum(len(data) for _, data in requests) == received + (1 + invitations) * longer
+    assert (told in describe_plan(plan).why_bytes) == bool(met)
 
 
 def test_a_missing_silo_voids_the_attempt_which_stays_charged_to_everyone(tmp_path, caplog):

@@ -824,6 +824,11 @@ def test_compressions_that_are_none_are_refused(compression):
         replace(SMALL, compression=compression)
 
 
+def test_a_refused_compression_names_no_dimension_that_is_not_known():
+    with pytest.raises(ConfigError, match=r"below the dimension, auto or off, got 3$"):
+        PrivacyTarget(compression=3)
+
+
 def test_single_numbers_keep_coordinates_outside_of_the_fold():
     long = replace(SMALL, dimension=300, compression=64)
     for plan in (calibrate(replace(long, clip="auto")), calibrate(long, max_weight=10.0)):

@@ -145,14 +145,16 @@ def split_population(target: PrivacyTarget, rounds: int | None, cohort_size: int
             f"no cohort of {population:,} clients has an honest half with {target.dropouts:g} dropouts and "
             f"{target.colluders:g} colluders: plan for fewer"
         )
-    quiet = _least_size(target, lambda size: _noise(target, size, spread) <= NOISE_TO_CLIP) or population
+    quiet = _least_size(target, lambda size: _noise(target, size, spread) <= NOISE_TO_CLIP)
     most = _most_rounds(population // min(population, max(sound, LEAST_COHORT)))
-    count = min(most, MANY_ROUNDS, max(LEAST_ROUNDS, _most_rounds(population // quiet)))
+    count = min(most, MANY_ROUNDS, max(LEAST_ROUNDS, _most_rounds(population // (quiet or population))))
     blocks = count + math.ceil(count / 10) if count > 1 else 1
     size = min(LARGEST_COHORT, population // blocks)
+    largest = min(LARGEST_COHORT, population)
+    enough = f"from {quiet:,} clients on it is at most" if quiet else f"even with {largest:,} clients it is above"
     why = (
         f"{count:,} round{'s' * (count != 1)} with cohorts of {size:,} clients, each asked once: the noise of a round "
-        f"is {_noise(target, size, spread):.2g} times the clip (from {quiet:,} clients on it is at most "
+        f"is {_noise(target, size, spread):.2g} times the clip ({enough} "
         f"{NOISE_TO_CLIP:g}; an honest half needs {sound:,})."
     )
     return count, size, why

@@ -14,6 +14,7 @@ from d2pfed.plan.target import AUTO, OFF, PrivacyTarget
 from d2pfed.plan.traffic import PlanTraffic, traffic_of
 from d2pfed.plan.widths import MOST_TERMS, SAFE_WRAP_ENERGY, SAFE_WRAP_PROBABILITY, USUAL_MEAN
 from d2pfed.secagg.lattice.parameters import SECURITY_BITS
+from d2pfed.secagg.roster import POSITION_BYTES
 from d2pfed.secagg.trust import Consistency
 
 # The most that updates add up to over all rounds, over the noise's norm: below 1 the accuracy of a run is hardly above
@@ -231,12 +232,15 @@ def _why_bytes(plan: Plan, traffic: PlanTraffic | None) -> str:
     most, client = plan.max_participations, traffic.client
     clients = "client" if plan.unit is Unit.CLIENT else "silo"
     once, roster = traffic.joining, f" and {traffic.roster:,} of the roster" if traffic.roster else ""
+    met = ""
+    if plan.protocol is Protocol.PAIRWISE and plan.consistency is Consistency.SIGNED:  # claims about positions
+        met = f" Each client of the cohort that it has met before adds {POSITION_BYTES} bytes each way."
     return (
         f"An ordinary {clients} sends {client.sent:,} bytes in an attempt, of which {vector:,} are its vector, and "
         f"receives {client.received:,}, the model among them. In {most:,} attempt{'s' * (most != 1)}, the most that it "
         f"takes part in, it sends {most * client.sent + once.sent:,} bytes and receives "
         f"{most * client.received + once.received:,}, with the run's announcement{roster}. Federated averaging in "
-        f"32-bit floats would take {most * floats:,} bytes each way."
+        f"32-bit floats would take {most * floats:,} bytes each way.{met}"
     )
 
 

@@ -248,11 +248,11 @@ class PrivacyTarget:
         if not isinstance(self.clip, str) and not 0 < self.clip < math.inf:
             raise ConfigError(f"clip must be positive and finite, got {self.clip}")
         if isinstance(self.compression, int):
-            size = self.dimension or MAX_DIMENSION
+            size = self.dimension or MAX_DIMENSION  # `fit` fills it in
             if not 2 <= self.compression < size or self.compression & (self.compression - 1):
                 raise ConfigError(
-                    f"compression must be a power of two below the dimension {size}, auto or off, got "
-                    f"{shown(self.compression)}"
+                    f"compression must be a power of two from 2 on, below the dimension"
+                    f"{f' {size}' if self.dimension else ''}, auto or off, got {shown(self.compression)}"
                 )
         require_bits(self.download_bits)
         bounds.check_longest_mean(self.longest_mean)

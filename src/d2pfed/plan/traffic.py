@@ -30,7 +30,7 @@ class PlanTraffic:
         member: that of a member of the committee, where there is one.
         roster: the list of all enrolled clients, in the lattice protocol its head and the client's own slip; 0 where
             nobody is enrolled.
-        joining: what is sent and received once in a run, the roster among it.
+        joining: what is sent and received once in a run, the roster and standing keys among it.
     """
 
     client: Traffic
@@ -99,7 +99,9 @@ def traffic_of(plan: Plan) -> PlanTraffic | None:
     match plan.protocol:
         case Protocol.STANDING:
             sent = traffic.standing_traffic(plan.cohort_size, plan.ring.packed_bytes(plan.codec.length), model)
-            return PlanTraffic(_deployed(plan, sent, 1), None, roster, _joining(plan, roster))
+            keys, once = traffic.standing_keys_traffic(plan.cohort_size, _RUN), _joining(plan, roster)
+            joining = Traffic(once.sent + keys.sent, once.received + keys.received + 2 * _ENVELOPE_BYTES)
+            return PlanTraffic(_deployed(plan, sent, 1), None, roster, joining)
         case Protocol.PAIRWISE:
             delivery = Delivery.EVERYONE if isinstance(plan.mechanism, Shared) else Delivery.QUORUM
             named |= {"threshold": plan.threshold, "delivery": delivery, "consistency": plan.consistency}

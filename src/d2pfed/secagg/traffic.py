@@ -16,10 +16,10 @@ from d2pfed.secagg.lattice.session import Session as LatticeSession
 from d2pfed.secagg.pairwise.messages import ciphertext_bytes, encode_invitation, upload_bytes
 from d2pfed.secagg.pairwise.session import Session
 from d2pfed.secagg.roster import NONCE_BYTES, POSITION_BYTES
-from d2pfed.secagg.wire import BINDING_BYTES, CONTEXT_BYTES, HEADER_BYTES, subset_bytes
+from d2pfed.secagg.wire import BINDING_BYTES, CONTEXT_BYTES, HEADER_BYTES, pack_text, subset_bytes
 
 _TASK_LENGTH_BYTES = _COUNTER_BYTES = 4
-_ID_BYTES = _FLOOR_COUNT_BYTES = 8
+_ID_BYTES = _FLOOR_COUNT_BYTES = _SERIAL_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,15 @@ def standing_traffic(silos: int, vector: int, model: int) -> Traffic:
     """Return the traffic of a silo in one step with standing keys; keys are exchanged once, before it."""
     received = HEADER_BYTES + 2 * _COUNTER_BYTES + subset_bytes(silos) + _TASK_LENGTH_BYTES + model
     return Traffic(HEADER_BYTES + CONTEXT_BYTES + vector, received)
+
+
+def standing_keys_traffic(silos: int, run: str) -> Traffic:
+    """Return the traffic of a silo that agrees on standing keys with all others, once."""
+    advert = PUBLIC_BYTES + POSITION_BYTES + SIGNATURE_BYTES
+    numbers = 2 * _COUNTER_BYTES + _SERIAL_BYTES + _COUNTER_BYTES  # epoch, first step, serial, how many silos
+    invitation = HEADER_BYTES + len(pack_text(run)) + numbers + silos * _ID_BYTES + POSITION_BYTES
+    adverts = HEADER_BYTES + subset_bytes(silos) + silos * advert
+    return Traffic(2 * HEADER_BYTES + advert + BINDING_BYTES, invitation + adverts)
 
 
 def head_bytes() -> int:
