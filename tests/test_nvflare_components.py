@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-pytest.importorskip("nvflare", reason="NVFlare is not installed (extra `nvflare`)")
+pytest.importorskip("nvflare.apis", reason="NVFlare is not installed (extra `nvflare`)")
 
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply

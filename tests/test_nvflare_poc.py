@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("nvflare", reason="NVFlare is not installed (extra `nvflare`)")
+pytest.importorskip("nvflare.apis", reason="NVFlare is not installed (extra `nvflare`)")
 
 from d2pfed.api.certify import certify
 from d2pfed.deploy.config import read_client_config

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("nvflare", reason="NVFlare is not installed (extra `nvflare`)")
+pytest.importorskip("nvflare.apis", reason="NVFlare is not installed (extra `nvflare`)")
 
 from d2pfed.ledger import RowKind, read_rows
 
