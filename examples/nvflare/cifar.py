@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-FILES = Path(os.environ.get("CIFAR10", "/tmp/d2pfed-data/cifar-10-batches-bin"))  # noqa: S108 - where the files lie
+FILES = Path(os.environ.get("CIFAR10", Path.home() / "cifar-10-batches-bin"))
 
 
 def load_cifar(site: str | None, sites: int, most: int) -> TensorDataset:

@@ -23,7 +23,7 @@ from d2pfed.plan import Plan, PrivacyTarget, Protocol, calibrate, require_deploy
 from d2pfed.runs import ArrayShape, End, Run, RunSettings, open_run
 from d2pfed.training import ServerOptimizer
 
-# Returns the server's own metrics of the model after so many rounds.
+# Returns the server's own metrics of the model after a number of rounds.
 Evaluate = Callable[[int, NamedArrays], Mapping[str, float]]
 
 BEST = "best.safetensors"  # beside the last model, in the run's directory
@@ -258,12 +258,12 @@ class ServerEvaluation:
         self._evaluate = evaluate
         self._run = run
         self._best = best
-        self._found: dict[int, Mapping[str, float]] = {}  # after so many rounds
+        self._found: dict[int, Mapping[str, float]] = {}  # by the number of rounds
         before = [record.metrics.get(best or "", -math.inf) for record in run.records()]
         self._greatest = max(before, default=-math.inf)
 
     def validate(self, rounds: int, params: FloatVector) -> dict[str, float]:
-        """Return the server's metrics of the model after so many rounds; none if it has no evaluation."""
+        """Return the server's metrics of the model after this number of rounds; none if it has no evaluation."""
         is_new = rounds not in self._found
         if is_new:
             self._found[rounds] = {} if self._evaluate is None else self._evaluate(rounds, self.model(params))
