@@ -259,7 +259,7 @@ class Plan:
         return (*found, Extra.FAILURES) if self.counts_failures else found
 
     def failures_error(self, survivors: int) -> float:
-        """Return the standard error of the number of failures in a sum over this number of clients, by the noise alone."""
+        """Return the standard error of the count of failures in a sum over these clients, by the noise alone."""
         return math.sqrt(self.noise(survivors).sum_variance) * self.codec.granularity / self.codec.clip
 
     @property
