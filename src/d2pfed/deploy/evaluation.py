@@ -147,7 +147,7 @@ def metrics_of(
         classes: How many there are.
         bins: How many equal bins of scores, for calibration and auroc.
         max_loss: The cap on a record's loss.
-        max_values: None gives each client the same weight; a number gives each record the same, up to so many of one
+        max_values: None gives each client the same weight; a number gives each record the same, up to that many of one
             client.
         name: Of this evaluation.
     """
