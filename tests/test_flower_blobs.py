@@ -3,19 +3,21 @@
 import shutil
 from dataclasses import dataclass, field
 from hashlib import sha256
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
-from flwr.app import Error, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from d2pfed.deploy import transport
 from d2pfed.deploy.requests import MISSING, Blob, ExchangeRequest, MissingBlob, RequestKind
 from d2pfed.deploy.state import MAX_BLOBS, Blobs
 from d2pfed.deploy.transport import Answer, ClientExchange, Deadlines, Pace, Transport
 from d2pfed.errors import PeerError
-from d2pfed.flower.grid import from_record
+from d2pfed.flower.grid import GridEngine, from_record, to_record
 from d2pfed.ledger import RowKind, read_rows
 from d2pfed.secagg.wire import MessageKind, frame
 from support.enrolled_clients import directory_of, enrol, make_plan
@@ -29,6 +31,7 @@ def blob_of(data):
 MODEL = blob_of(b"a model" * 100)
 FRAME = frame(MessageKind.MASK_REQUEST, bytes(32), 0, b"shares", MODEL.data)
 REQUEST = ExchangeRequest(FRAME, 1.0, 2.0)
+LONG = bytes(range(256)) * 40_000  # ten million bytes
 
 
 def test_a_blob_that_is_known_is_referred_to_and_the_frame_is_whole_again(tmp_path):
@@ -96,8 +99,8 @@ class Node:
     def nodes(self):
         return {100}
 
-    def push(self, _kind, data, _node, _name, _seconds):
-        self.sent.append(data)
+    def push(self, _kind, data, _node, _name, _seconds, blob=b""):
+        self.sent.append(data + blob)
         return str(len(self.sent) - 1)
 
     def pull(self, requests):
@@ -163,3 +166,38 @@ def test_a_second_attempt_refers_to_its_model_and_recovers_a_lost_one(tmp_path, 
     assert (0, 2, True) in second
     assert (0, 1, False) in second
     assert [each for each in second if each[0] in (1, 2)] == [(1, 2, False), (2, 1, False)]
+
+
+def test_a_long_end_is_one_object_for_all_requests_in_chunks():
+    first, second = (to_record(RequestKind.EXCHANGE, head, LONG) for head in (b"first", b"second"))
+    assert from_record(first) == (RequestKind.EXCHANGE, b"first" + LONG)
+    assert first["blob"].object_id == second["blob"].object_id  # what a SuperLink stores an object under
+    chunks = first["blob"]["blob"].slice_array()
+    assert len(chunks) > 1
+    assert b"".join(chunk.data for _, chunk in chunks) == LONG
+
+
+@pytest.mark.parametrize("data", [b"", b"short", LONG])
+def test_data_of_any_length_is_read_as_it_was_sent(data):
+    content = to_record(RequestKind.EXCHANGE, data)
+    assert from_record(content) == (RequestKind.EXCHANGE, data)
+    assert len(content) == 1 + (data == LONG)
+
+
+def test_requests_of_an_engine_share_the_record_of_their_end():
+    sent = []
+    grid = SimpleNamespace(push_messages=lambda messages: [sent.extend(messages) or "id"])
+    engine = GridEngine(grid, lambda content, *_: content)
+    for head, end in ((b"a", LONG), (b"b", LONG), (b"c", LONG[1:])):
+        assert engine.push(RequestKind.EXCHANGE, head, 7, "name", 1.0, blob=end) == "id"
+    assert sent[0]["blob"] is sent[1]["blob"]
+    assert [from_record(content)[1] for content in sent] == [b"a" + LONG, b"b" + LONG, b"c" + LONG[1:]]
+
+
+@pytest.mark.parametrize(
+    "end", [ConfigRecord({"blob": b"bytes"}), ArrayRecord({}), ArrayRecord({"other": Array(np.zeros(1))})]
+)
+def test_an_end_of_another_form_is_refused(end):
+    content = RecordDict({RequestKind.EXCHANGE.value: ConfigRecord({"data": b"head"}), "blob": end})
+    with pytest.raises(PeerError, match="must have one array of bytes"):
+        from_record(content)

@@ -66,8 +66,13 @@ class Engine(Protocol):
         """Return the nodes that are connected now."""
         ...
 
-    def push(self, kind: RequestKind, data: bytes, node: int, name: str, seconds: float) -> str | None:
-        """Send a request of an exchange; return its id, or nothing if it could not be sent."""
+    def push(
+        self, kind: RequestKind, data: bytes, node: int, name: str, seconds: float, *, blob: bytes = b""
+    ) -> str | None:
+        """Send a request of an exchange, `data` and then `blob`; return its id, or nothing if it could not be sent.
+
+        Many requests end with the same blob: an engine that stores content by its digest stores it once.
+        """
         ...
 
     def pull(self, requests: Collection[str]) -> Iterable[Answer]:
@@ -144,10 +149,12 @@ class Transport:
         text = self.reasons[node] = str(reason).encode("unicode_escape").decode()[:300]
         _log.warning("%s: node %d is refused: %s", exchange, node, text)
 
-    def send(self, kind: RequestKind, data: bytes, node: int, exchange: str, seconds: float) -> str | None:
-        """Send one request; return its id, or nothing if it could not be sent."""
+    def send(
+        self, kind: RequestKind, data: bytes, node: int, exchange: str, seconds: float, *, blob: bytes = b""
+    ) -> str | None:
+        """Send one request, `data` and then `blob`; return its id, or nothing if it could not be sent."""
         self.pace.hurry()
-        return self.engine.push(kind, data, node, exchange, seconds)
+        return self.engine.push(kind, data, node, exchange, seconds, blob=blob)
 
     def pull(
         self, kind: RequestKind, exchange: str, waiting: Mapping[str, int]
@@ -386,7 +393,9 @@ class ClientExchange:
         is_beside = kind is MessageKind.LATTICE_REQUEST
         request = ExchangeRequest(frame, seconds, self.deadlines.attempt)
         data = request.encode(blob, is_known=is_known, is_beside=is_beside)
-        sent = self.transport.send(RequestKind.EXCHANGE, data, node, kind.name, seconds)
+        end = blob.data if blob is not None and not is_known and data.endswith(blob.data) else b""
+        data = data[: len(data) - len(end)]
+        sent = self.transport.send(RequestKind.EXCHANGE, data, node, kind.name, seconds, blob=end)
         if sent is None:
             return {}
         size = 0 if blob is None else len(blob.data)

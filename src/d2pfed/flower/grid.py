@@ -19,6 +19,10 @@ MESSAGE_TYPE = "train"  # all requests: Flower hands them to the mods of the cli
 EVALUATION_TYPE = "evaluate"  # all requests of an evaluation: to the mods of its evaluation function
 
 _FIELD = "data"
+_BLOB = (
+    "blob"  # the record of a long end, in Flower's chunks; its SuperLink stores one for all requests that have it
+)
+_LONG = 1 << 16  # bytes
 
 
 def make_message(content: RecordDict, node: int, group: str, seconds: float) -> Message:
@@ -26,20 +30,28 @@ def make_message(content: RecordDict, node: int, group: str, seconds: float) -> 
     return Message(content, node, MESSAGE_TYPE, ttl=seconds, group_id=group)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GridEngine:
     """Flower's grid (`deploy.transport.Engine`)."""
 
     grid: Grid
     make: MessageFactory
+    _blob: tuple[bytes, ArrayRecord] | None = None  # the last one, whose chunks Flower has hashed
 
     def nodes(self) -> set[int]:
         """Return the nodes that are connected now."""
         return set(self.grid.get_node_ids())
 
-    def push(self, kind: RequestKind, data: bytes, node: int, name: str, seconds: float) -> str | None:
-        """Send a request of an exchange; return its id, or nothing if it could not be sent."""
-        sent = list(self.grid.push_messages([self.make(to_record(kind, data), node, name, seconds)]))
+    def push(
+        self, kind: RequestKind, data: bytes, node: int, name: str, seconds: float, *, blob: bytes = b""
+    ) -> str | None:
+        """Send a request of an exchange, `data` and then `blob`; return its id, or nothing if it could not be sent."""
+        content = to_record(kind, data, blob)
+        if _BLOB in content:
+            if self._blob is None or self._blob[0] is not blob:
+                self._blob = blob, content.array_records[_BLOB]
+            content[_BLOB] = self._blob[1]
+        sent = list(self.grid.push_messages([self.make(content, node, name, seconds)]))
         return sent[0] if sent and sent[0] else None
 
     def pull(self, requests: Collection[str]) -> Iterator[Answer]:
@@ -55,21 +67,31 @@ class GridEngine:
                 yield Answer(request, node, refused=("malformed", str(error)))
 
 
-def to_record(kind: RequestKind, data: bytes) -> RecordDict:
-    """Return the content of a message: one record with one field."""
-    return RecordDict({kind.value: ConfigRecord({_FIELD: data})})
+def to_record(kind: RequestKind, data: bytes, blob: bytes = b"") -> RecordDict:
+    """Return the content of a message, `data` and then `blob`: one field, and a record of its own for a long end."""
+    if not blob and len(data) >= _LONG:
+        data, blob = b"", data
+    if len(blob) < _LONG:
+        return RecordDict({kind.value: ConfigRecord({_FIELD: data + blob})})
+    array = Array("uint8", (len(blob),), _BLOB, blob)
+    return RecordDict({kind.value: ConfigRecord({_FIELD: data}), _BLOB: ArrayRecord({_BLOB: array})})
 
 
 def from_record(content: RecordDict) -> tuple[RequestKind, bytes]:
-    """Read the content of a message; refuse anything beside the one record."""
-    names = list(content)
+    """Read the content of a message; refuse anything but the record of a request or an answer and its long end."""
+    names = [name for name in content if name != _BLOB]
     if len(names) != 1 or names[0] not in set(RequestKind):
-        found = ", ".join(sorted(name[:40] for name in names)[:8])
-        raise PeerError(f"a message must hold one record of d2pfed, got {len(names)}: {found}")
+        found = ", ".join(sorted(name[:40] for name in content)[:8])
+        raise PeerError(f"a message must hold one record of d2pfed, got {len(content)}: {found}")
     record = content[names[0]]
     data = record.get(_FIELD) if isinstance(record, ConfigRecord) and list(record) == [_FIELD] else None
     if not isinstance(data, bytes):
         raise PeerError(f"a record {names[0]} must have one field of bytes")
+    if _BLOB in content:
+        end = content[_BLOB]
+        if not isinstance(end, ArrayRecord) or list(end) != [_BLOB]:
+            raise PeerError(f"a record {_BLOB} must have one array of bytes")
+        data += end[_BLOB].data
     return RequestKind(names[0]), data
 
 

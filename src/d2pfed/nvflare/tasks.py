@@ -57,7 +57,9 @@ class TaskEngine:
         self.sender.require_running()
         return {node_of(site) for site in self.sender.sites()}
 
-    def push(self, kind: RequestKind, data: bytes, node: int, name: str, seconds: float) -> str | None:
+    def push(
+        self, kind: RequestKind, data: bytes, node: int, name: str, seconds: float, *, blob: bytes = b""
+    ) -> str | None:
         """Send a request of an exchange; return its id, or nothing if its site is gone."""
         site = next((site for site in self.sender.sites() if node_of(site) == node), None)
         if site is None:
@@ -67,7 +69,7 @@ class TaskEngine:
         def answered(fields: Fields | None) -> None:
             self._answers[request] = replace(read_result(fields, node), request=request), until
 
-        fields = {_KIND: kind.value, _DATA: data, _PURPOSE: self.purpose.value}
+        fields = {_KIND: kind.value, _DATA: data + blob, _PURPOSE: self.purpose.value}
         self.sender.send(site, fields, math.ceil(seconds), answered)
         return request
 
