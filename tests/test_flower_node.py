@@ -445,7 +445,7 @@ def test_a_round_of_each_of_two_apps_through_two_warm_nodes(tmp_path):
     signals.mkdir()
     (signals / "planted").write_text("planted")
     config = {"cohort": 2, "rounds": 1, "dropouts": 0.0, "colluders": 0.0, "signals": str(signals)}
-    seconds = {"joining-seconds": 60.0, "keys-seconds": 60.0, "training-seconds": 60.0}
+    seconds = {"joining-seconds": 180.0, "keys-seconds": 60.0, "training-seconds": 60.0}
     with Federation(
         tmp_path / "federation", 2, 2, 2, 0.0, environment={"PYTHONPATH": str(ROOT / "src")}, app=LIGHT, preload=""
     ) as federation:
@@ -469,7 +469,7 @@ def test_a_round_of_each_of_two_apps_through_two_warm_nodes(tmp_path):
         for app in (LIGHT, other):
             federation.run(app, config | seconds | files | {"directory": str(tmp_path / f"run-{app.name}")})
             models = tmp_path / f"run-{app.name}" / "models.json"
-            until = time.monotonic() + 90
+            until = time.monotonic() + 300
             while not models.exists() and time.monotonic() < until:
                 time.sleep(0.1)
             assert models.exists(), federation.log("superlink")[-3000:] + federation.log("supernode-0")[-3000:]
