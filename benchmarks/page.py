@@ -96,6 +96,7 @@ def _arithmetic(idle: Row, busy: Row) -> str:
     largest = max((row["dimension"] for row in rows), default=0)
     shown = [row for row in rows if row["dimension"] == largest]
     threads = {row["what"]: row["ratio"] for row in shown if row["threads"] > 1}
+    aimed = {row["what"] for row in shown if row["goal"] is not None}
     missed = {(row["what"], row["peer"]) for row in rows if row["met"] is False}
     body = [
         (
@@ -104,7 +105,7 @@ def _arithmetic(idle: Row, busy: Row) -> str:
             row["peer_error"] or ("no" if (row["what"], row["peer"]) in missed else _met(row)),
         )
         for row in shown
-        if row["threads"] == 1
+        if row["threads"] == 1 and (row["goal"] is not None or row["what"] not in aimed)
     ]
     head = ("what", "M/s", "two threads", "peer", "ratio", "busy", "goal met")
     about = (
@@ -216,10 +217,11 @@ def _models(found: Row) -> str:
     """Return networks compared with a torch loop, and with Opacus by record; the linear layers are summarized."""
     if not (rows := _rows(found, "models")):
         return ""
-    networks = [
-        (row["what"], f"{row['dimension']:,}", *map(_number, (row["seconds"], row["peer_seconds"], row["ratio"])))
-        for row in found["benchmarks"]["models"]["networks"]
-    ]
+    networks: dict[str, list[str]] = {}
+    for row in found["benchmarks"]["models"]["networks"]:
+        name = row["what"].partition(",")[0]
+        cells = networks.setdefault(name, [name, f"{row['dimension']:,}", _number(row["peer_seconds"])])
+        cells += [_number(row["seconds"]), _number(row["ratio"])]
     ours = [row for row in rows if row["goal"] is not None]
     linear = sorted((row for row in ours if row["what"].startswith("Linear")), key=lambda row: row["ratio"])
     chosen = {"median": linear[len(linear) // 2], "worst": linear[-1]} if linear else {}
@@ -234,9 +236,9 @@ def _models(found: Row) -> str:
         "one thread; and a round by record compared with Opacus on pooled records, the run's directory in memory: on a "
         f"disk each round waits for five more syncs.\n\n{_machine(found)}"
     )
-    head = ("network", "parameters", "seconds", "loop", "times as fast")
+    head = ("network", "parameters", "loop", "in the clear", "times as fast", "private", "times as fast")
     beside = _lines(("by record", "parameters", "over DP-SGD", "over DP-SGD, processor", "goal met"), records)
-    return _section("Networks", about, head, networks) + "\n".join(("", *beside, ""))
+    return _section("Networks", about, head, networks.values()) + "\n".join(("", *beside, ""))
 
 
 def _deployment(idle: Row, _busy: Row) -> str:
@@ -287,9 +289,11 @@ def _failure(results: Row, part: str) -> str:
 
 
 def _section(title: str, about: str, head: Sequence[str], body: Iterable[Sequence[str]], failed: str = "") -> str:
-    lines = list(_lines(head, body))
-    if len(lines) == 2 and not failed:
+    rows = list(body)
+    if not rows and not failed:
         return ""
+    kept = [place for place in range(len(head)) if any(row[place] for row in rows)] or range(len(head))
+    lines = _lines([head[place] for place in kept], ([row[place] for place in kept] for row in rows))
     why = f"This part failed: {failed}\n\n" if failed else ""
     about = f"{about}\n\n" if about else ""
     return f"## {title}\n\n{about}{why}" + "\n".join(lines) + "\n"
