@@ -64,26 +64,26 @@ def bench_mean() -> Iterator[MeanRow]:
     for epsilon in CURVE_EPSILONS:
         for mechanism in MechanismName:
             for bits in BITS:
-                target = _target(clients, dimension, epsilon)
-                yield from _row("curve", replace(target, mechanism=mechanism, bits=bits))
+                target = target_of(clients, dimension, epsilon)
+                yield from rows_of("curve", replace(target, mechanism=mechanism, bits=bits))
     for clients in GRID_CLIENTS:
         for dimension in GRID_DIMENSIONS:
             for epsilon in CURVE_EPSILONS:
-                target = _target(clients, dimension, epsilon)
+                target = target_of(clients, dimension, epsilon)
                 for mechanism in MechanismName:
-                    yield from _row("grid", replace(target, mechanism=mechanism))
+                    yield from rows_of("grid", replace(target, mechanism=mechanism))
                 for length in (dimension // 4, dimension // 16) if dimension >= 4096 else ():
-                    yield from _row("grid", replace(target, compression=length))
+                    yield from rows_of("grid", replace(target, compression=length))
 
 
-def _target(clients: int, dimension: int, epsilon: float) -> PrivacyTarget:
+def target_of(clients: int, dimension: int, epsilon: float) -> PrivacyTarget:
     """Return a target for one sum over everyone: nobody is missing, and nobody helps the server."""
     usual = privacy_target(dimension=dimension, population=clients, cohort_size=clients, rounds=1, epsilon=epsilon)
     asked = replace(usual, sampling=Sampling.NONE, against=SERVER, delta=DELTA, spare=0)
     return replace(asked, longest_mean=LONGEST_MEAN)
 
 
-def _row(what: str, target: PrivacyTarget) -> Iterator[MeanRow]:
+def rows_of(what: str, target: PrivacyTarget) -> Iterator[MeanRow]:
     """Yield a measured row; none where a mechanism cannot keep the target with these bits."""
     try:
         plan = calibrate(target)

@@ -82,7 +82,8 @@ def _plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
     epsilons = sorted({row["epsilon"] for row in rows})
     figure = Figure(figsize=(3.2 * len(epsilons), 3.6), dpi=160, layout="constrained")
-    for axes, epsilon in zip(figure.subplots(1, len(epsilons), sharey=True), epsilons, strict=True):
+    panels = figure.subplots(1, len(epsilons), sharey=True, squeeze=False)[0]
+    for axes, epsilon in zip(panels, epsilons, strict=True):
         for name in dict.fromkeys(row["mechanism"] for row in rows):
             points = [(r["bits"], r["ratio"]) for r in rows if r["mechanism"] == name and r["epsilon"] == epsilon]
             if points:
