@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,27 +53,35 @@ class MeanRow:
     seconds: float
 
     @property
+    def key(self) -> tuple[object, ...]:
+        """Return what is measured."""
+        return self.what, self.mechanism, self.clients, self.dimension, self.epsilon, self.bits, self.sums
+
+    @property
     def ratio(self) -> float:
         """Return the error over that of a trusted server."""
         return self.error / self.trusted
 
 
-def bench_mean() -> Iterator[MeanRow]:
-    """Yield the curves of error against bits, then a row for each size at the bits that a plan chooses."""
+def bench_mean(known: Sequence[MeanRow] = ()) -> Iterator[MeanRow]:
+    """Yield the curves of error against bits, then a row for each size at the bits that a plan chooses.
+
+    What is known already is not measured again.
+    """
     clients, dimension = CURVE
     for epsilon in CURVE_EPSILONS:
         for mechanism in MechanismName:
             for bits in BITS:
                 target = target_of(clients, dimension, epsilon)
-                yield from rows_of("curve", replace(target, mechanism=mechanism, bits=bits))
+                yield from rows_of("curve", replace(target, mechanism=mechanism, bits=bits), known)
     for clients in GRID_CLIENTS:
         for dimension in GRID_DIMENSIONS:
             for epsilon in CURVE_EPSILONS:
                 target = target_of(clients, dimension, epsilon)
                 for mechanism in MechanismName:
-                    yield from rows_of("grid", replace(target, mechanism=mechanism))
+                    yield from rows_of("grid", replace(target, mechanism=mechanism), known)
                 for length in (dimension // 4, dimension // 16) if dimension >= 4096 else ():
-                    yield from rows_of("grid", replace(target, compression=length))
+                    yield from rows_of("grid", replace(target, compression=length), known)
 
 
 def target_of(clients: int, dimension: int, epsilon: float) -> PrivacyTarget:
@@ -83,18 +91,14 @@ def target_of(clients: int, dimension: int, epsilon: float) -> PrivacyTarget:
     return replace(asked, longest_mean=LONGEST_MEAN)
 
 
-def rows_of(what: str, target: PrivacyTarget) -> Iterator[MeanRow]:
+def rows_of(what: str, target: PrivacyTarget, known: Sequence[MeanRow] = ()) -> Iterator[MeanRow]:
     """Yield a measured row; none where a mechanism cannot keep the target with these bits."""
     try:
         plan = calibrate(target)
     except ConfigError:
         return
-    clients, dimension, folded, begun = plan.cohort_size, target.dimension, target.compression, time.perf_counter()
-    sums = max(1, min(_COORDINATES // dimension, _ENCODINGS // clients))
-    errors = [_squared_error(plan, Entropy.replay(_SEED).child(number)) for number in range(sums)]
-    # The multiplier is sigma over twice the clip.
-    trusted = dimension * (2 * ideal_multiplier(target) / clients) ** 2
-    yield MeanRow(
+    clients, dimension, folded = plan.cohort_size, target.dimension, target.compression
+    row = MeanRow(
         what=what,
         mechanism=target.mechanism.value + (f", 1/{dimension // folded}" if isinstance(folded, int) else ""),
         clients=clients,
@@ -103,11 +107,18 @@ def rows_of(what: str, target: PrivacyTarget) -> Iterator[MeanRow]:
         bits=plan.ring.bits,
         coordinates=plan.codec.length,
         size_bytes=math.ceil(plan.codec.length * plan.ring.bits / 8),
-        error=float(np.mean(errors)),
-        trusted=trusted,
-        sums=sums,
-        seconds=(time.perf_counter() - begun) / sums,
+        trusted=dimension * (2 * ideal_multiplier(target) / clients) ** 2,  # sigma over twice the clip
+        sums=max(1, min(_COORDINATES // dimension, _ENCODINGS // clients)),
+        error=math.nan,
+        seconds=math.nan,
     )
+    for each in known:
+        if each.key == row.key:
+            yield each
+            return
+    begun = time.perf_counter()
+    errors = [_squared_error(plan, Entropy.replay(_SEED).child(number)) for number in range(row.sums)]
+    yield replace(row, error=float(np.mean(errors)), seconds=(time.perf_counter() - begun) / row.sums)
 
 
 def _squared_error(plan: Plan, entropy: Entropy) -> float:
