@@ -34,13 +34,11 @@ MOST_SENT_BYTES = 1 << 28  # to one worker
 
 
 def start_backend(
-    name: BackendName,
+    options: RunOptions,
     trainer: UserTrainer,
     trial: tuple[FloatVector, int],
     *,
     seconds: float,
-    workers: int | None,
-    address: str | None = None,
     is_ours: bool = False,
 ) -> tuple[Backend, str]:
     """Start what trains clients for about so many seconds; return it and a line that says why it is that one.
@@ -48,20 +46,20 @@ def start_backend(
     `trial` has the parameters and the client that workers are tried with. `is_ours`: model and clients are this
     package's own, so this process may be forked. Workers that are asked for by name and cannot be had are refused.
     """
+    name = options.backend
     here = SerialBackend(TolerantTrainer(trainer))
-    count = len(os.sched_getaffinity(0)) if workers is None else workers
+    count = len(os.sched_getaffinity(0)) if options.workers is None else options.workers
     if name is BackendName.RAY:
         with needs_extra("ray", "ray"):
             from d2pfed.simulation.ray_backend import RayBackend  # noqa: PLC0415 - an extra
-        return RayBackend(
-            TolerantTrainer(trainer), count, address
-        ), f"Clients are trained by {count} workers of Ray."
+        ray = RayBackend(TolerantTrainer(trainer), count, options.address)
+        return ray, f"Clients are trained by {count} workers of Ray."
     if name is BackendName.IN_PROCESS:
         return here, "Clients are trained in this process, by one thread."
     if name is BackendName.AUTO and (seconds < WORTH_SECONDS or count < 2):
         return here, "Clients are trained in this process, by one thread: there is little to do."
     if is_ours:
-        forked, why = start_workers(TolerantTrainer(trainer), workers, use_one_thread)
+        forked, why = start_workers(TolerantTrainer(trainer), options.workers, use_one_thread)
         return forked, why or f"Clients are trained by {count} worker processes."
     if reason := _unsafe(trainer):
         if name is BackendName.PROCESSES:
@@ -120,15 +118,7 @@ def backend_for(job: "Job", options: RunOptions, path: Path) -> tuple[Backend, s
         for other in others:
             with explained(f"client {other} cannot be trained"):
                 list(trainer(params, (other,), 0))
-    backend, how = start_backend(
-        name,
-        trainer,
-        (params, client),
-        seconds=seconds,
-        workers=options.workers,
-        address=options.address,
-        is_ours=is_ours,
-    )
+    backend, how = start_backend(options, trainer, (params, client), seconds=seconds, is_ours=is_ours)
     return backend, f"{how} {note}" if note else how
 
 

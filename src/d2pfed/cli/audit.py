@@ -22,9 +22,8 @@ from d2pfed.cli.options import (
 )
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import ConfigError, needs_extra
-from d2pfed.fields import DATA, TRAINING
+from d2pfed.fields import DATA, TRAINING, check_range
 from d2pfed.plan import PrivacyTarget, decode_plan
-from d2pfed.plan.bounds import check_range
 from d2pfed.runs.json_files import read_text, to_json
 from d2pfed.simulation import Fidelity
 
@@ -38,7 +37,7 @@ with needs_extra("train", *TRAIN_PACKAGES):
         write_plot,
     )
     from d2pfed.api.audit.membership import LEVELS
-    from d2pfed.api.job import Details, Job, array_shapes, fixed_digest, read_settings
+    from d2pfed.api.job import Job, array_shapes, fixed_digest, read_settings
     from d2pfed.api.progress import Watcher
     from d2pfed.api.workload import ModelEvaluator, made_by, model_named, task_named
     from d2pfed.learning import Clients, Examples, Model, Task, UserClients, use_one_thread, user_model
@@ -46,7 +45,7 @@ with needs_extra("train", *TRAIN_PACKAGES):
 
 if TYPE_CHECKING:
     from d2pfed.api.audit.mechanism import MechanismAudit
-    from d2pfed.runs import ArrayShape, RoundRecord
+    from d2pfed.runs import RoundRecord
     from d2pfed.runs.records import TrainingAudit
 
 REFUTED = 4  # the exit status of an audit whose lower bound is above the claim
@@ -228,7 +227,17 @@ def _job(run: Path, given: tuple[str | None, str | None], partition: str | None,
         made: object = model_named(network, chosen, settings.seed or 0)
     else:
         made = made_by(network, object)
-    model = _same_model(made, settings.arrays, details)
+    names = tuple(array.name for array in settings.arrays)
+    if isinstance(made, Model):
+        model = made if made.names == names else replace(made, trainable=names)
+    elif details.loss != "cross_entropy":
+        raise ConfigError(f"the run's loss is {details.loss}: return a Model of d2pfed.learning that has it")
+    else:
+        model = user_model(made, trainable=names)
+    if array_shapes(model) != settings.arrays or fixed_digest(model) != details.fixed:
+        raise ConfigError(
+            "the model is not the one that the run has trained: its arrays or fixed parameters differ"
+        )
     clients: Clients
     if isinstance(chosen, Task):
         data_stated, clients, validation = chosen.description, chosen.clients, chosen.validation
@@ -250,22 +259,6 @@ def _job(run: Path, given: tuple[str | None, str | None], partition: str | None,
         evaluator=ModelEvaluator(model, None, None, {}),  # what is attacked is never measured
         validation=validation,
     )
-
-
-def _same_model(made: object, arrays: "tuple[ArrayShape, ...]", details: Details) -> Model:
-    """Return the model that a run has trained, from a model or a user's module that was made again."""
-    names = tuple(array.name for array in arrays)
-    if isinstance(made, Model):
-        made = made if made.names == names else replace(made, trainable=names)
-    else:
-        if details.loss != "cross_entropy":
-            raise ConfigError(f"the run's loss is {details.loss}: return a Model of d2pfed.learning that has it")
-        made = user_model(made, trainable=names)
-    if array_shapes(made) != arrays or fixed_digest(made) != details.fixed:
-        raise ConfigError(
-            "the model is not the one that the run has trained: its arrays or fixed parameters differ"
-        )
-    return made
 
 
 def _down(value: float) -> str:

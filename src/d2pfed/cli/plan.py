@@ -27,9 +27,9 @@ from d2pfed.cli.options import (
 )
 from d2pfed.cli.show import delta_as_given, epsilons, err, headline, out, print_json
 from d2pfed.errors import ConfigError
-from d2pfed.fields import PRIVACY, convert
-from d2pfed.plan import Plan, PlanSummary, PrivacyTarget, calibrate, describe, record_terms
-from d2pfed.plan.bounds import MOST_POPULATION, MOST_ROUNDS, check_range
+from d2pfed.fields import PRIVACY, check_range, convert
+from d2pfed.plan import PrivacyTarget, calibrate, describe, record_terms
+from d2pfed.plan.bounds import MOST_POPULATION, MOST_ROUNDS
 from d2pfed.plan.policy import default_refusal
 
 plan_app, account_app = application(), application()
@@ -95,14 +95,6 @@ def plan(wanted: dict[str, Any], *, json: AsJson = False) -> None:
         kept = {"guarantees": summary.guarantees, "against": summary.against}
         print_json(asdict(summary) | kept | sent | spent | {"options": target})
         return
-    _print(summary, agreed)
-    for warning in (*summary.warnings, *filter(None, [default_refusal(target, agreed)])):
-        out().print(f"Warning: {warning}")
-    for term in record_terms(agreed):
-        out().print(term)
-
-
-def _print(summary: PlanSummary, plan: Plan) -> None:
     from rich.table import Table  # noqa: PLC0415 - slow to load, and JSON needs no table
 
     # What is sent and received is all messages of an attempt in which nobody drops out.
@@ -120,7 +112,7 @@ def _print(summary: PlanSummary, plan: Plan) -> None:
         ("noise on the sum (sigma)", f"{summary.sigma:.5g}"),
         ("noise multiplier", f"{summary.noise_multiplier:.4f}"),
         ("bits per coordinate", f"{summary.bits}"),
-        ("vector per client per round", f"{summary.upload_bytes:,} bytes for {plan.dimension:,} parameters"),
+        ("vector per client per round", f"{summary.upload_bytes:,} bytes for {agreed.dimension:,} parameters"),
         *traffic,
         ("chance that a sum wraps", f"at most {round_up(summary.wrap_probability, 2)} per round"),
         ("error against a trusted server", f"{100 * (summary.relative_error - 1):+.2f} %"),
@@ -144,6 +136,10 @@ def _print(summary: PlanSummary, plan: Plan) -> None:
     ):
         out().print(reason)
     out().print(epsilons(summary.guarantees))
+    for warning in (*summary.warnings, *filter(None, [default_refusal(target, agreed)])):
+        out().print(f"Warning: {warning}")
+    for term in record_terms(agreed):
+        out().print(term)
 
 
 class Name(StrEnum):

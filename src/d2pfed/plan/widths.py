@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
-from d2pfed.accounting import BatchSampling, Observer, SkellamSum, Unit
+from d2pfed.accounting import BatchSampling, SkellamSum, Unit
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import (
@@ -33,12 +33,15 @@ _SHORT = 1 << 10  # coordinates: few enough that the finest table costs no time,
 _GRID_UNITS = 3  # a coordinate's typical size at the clip, so that rounding to the grid costs under 1 % of it
 
 
-def wanted_fold(target: PrivacyTarget, multiplier: float) -> int:
-    """Return the least power of two at or above 1,024, d / 64 and clip^2 / (2 s^2).
+def compressed(target: PrivacyTarget, multiplier: float) -> PrivacyTarget:
+    """Return the target with what `auto` stands for beside this noise: a number, or off where that is above d / 2.
 
-    s is the standard deviation of a coordinate of the mean of a full cohort. A mean whose square is an eighth of the
-    clip's then costs as much as noise that is larger by at most 12 %: docs/theory.md, section 19.
+    It is the least power of two at or above 1,024, d / 64 and clip^2 / (2 s^2), s being the standard deviation of a
+    coordinate of the mean of a full cohort. A mean whose square is an eighth of the clip's then costs as much as noise
+    that is larger by at most 12 %: docs/theory.md, section 19.
     """
+    if target.compression != AUTO:
+        return target
     divisor = float(target.cohort_size)
     if target.batches is not None and target.records is not None:
         divisor = float(target.batches.rate * target.records)
@@ -48,14 +51,7 @@ def wanted_fold(target: PrivacyTarget, multiplier: float) -> int:
         shares = target.cohort_size / max(1, target.quorum - target.cohort_colluders)
     spread = 2 * multiplier * math.sqrt(shares) / divisor  # over the clip
     least = max(LEAST_FOLD, target.dimension / MOST_TERMS, 1 / (2 * spread**2))
-    return 1 << math.ceil(math.log2(least))
-
-
-def compressed(target: PrivacyTarget, multiplier: float) -> PrivacyTarget:
-    """Return the target with what `auto` stands for beside this noise: a number, or off where that is above d / 2."""
-    if target.compression != AUTO:
-        return target
-    wanted = wanted_fold(target, multiplier)
+    wanted = 1 << math.ceil(math.log2(least))
     return replace(target, compression=wanted if 2 * wanted <= target.dimension else OFF)
 
 
@@ -87,7 +83,7 @@ def parts_of(target: PrivacyTarget, steps: float, multiplier: float, contributor
     wanted = math.ceil(math.log2(_GRID_UNITS * math.sqrt(length) / steps))
     finer = 1 << max(0, wanted - _FINEST_FRACTION_BITS)
     if least * finer > MOST_WIDTH:
-        raise too_wide(target.epsilon, target.against, MAX_TABLE_SIGMA >> _FINEST_FRACTION_BITS, least * finer)
+        raise too_wide(target, MAX_TABLE_SIGMA >> _FINEST_FRACTION_BITS, least * finer)
     coarsest = _FINEST_FRACTION_BITS if length <= _SHORT else _FRACTION_BITS
     codec = _codec(target, steps * finer, min(max(wanted, coarsest), _FINEST_FRACTION_BITS))
     return codec, Centered(Fraction(least * finer))
@@ -139,17 +135,17 @@ def _mechanism(target: PrivacyTarget, codec: Codec, multiplier: float, contribut
     total = 2 * multiplier * float(Rounded().radius(codec))
     each = total if target.mechanism is MechanismName.SHARED else total / math.sqrt(contributors)
     if each > MOST_WIDTH / 2:
-        raise too_wide(target.epsilon, target.against, MAX_TABLE_SIGMA, each)
+        raise too_wide(target, MAX_TABLE_SIGMA, each)
     if target.mechanism.sized is None:
         raise ConfigError(f"the mechanism {target.mechanism} does not round")
     return target.mechanism.sized(total, contributors)
 
 
-def too_wide(epsilon: float, against: Observer, most: int, width: float) -> ConfigError:
+def too_wide(target: PrivacyTarget, most: int, width: float) -> ConfigError:
     """Return the refusal of noise that no sampler's table holds."""
     return ConfigError(
-        f"one client's noise must be at most {most} lattice steps wide, and epsilon {epsilon:g} against "
-        f"`{against}` needs about {width:.4g} with this mechanism, cohort and dimension"
+        f"one client's noise must be at most {most} lattice steps wide, and epsilon {target.epsilon:g} against "
+        f"`{target.against}` needs about {width:.4g} with this mechanism, cohort and dimension"
     )
 
 
