@@ -10,16 +10,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from d2pfed.accounting import Unit
+from d2pfed.api import trial
 from d2pfed.api.settings import BackendName, RunOptions
-from d2pfed.api.trial import (
-    TolerantTrainer,
-    UserTrainer,
-    WeightedTrainer,
-    clients_to_try,
-    explained,
-    first_line,
-    try_silos,
-)
+from d2pfed.api.trial import TolerantTrainer, try_silos
 from d2pfed.errors import ConfigError, needs_extra
 from d2pfed.learning import PersonalTrainer, RecordTrainer, UserClients, packed, trainer_for, use_one_thread
 from d2pfed.noise.codec import FloatVector
@@ -35,7 +28,7 @@ MOST_SENT_BYTES = 1 << 28  # to one worker
 
 def start_backend(
     options: RunOptions,
-    trainer: UserTrainer,
+    trainer: trial.UserTrainer,
     trial: tuple[FloatVector, int],
     *,
     seconds: float,
@@ -86,37 +79,37 @@ def backend_for(job: "Job", options: RunOptions, path: Path) -> tuple[Backend, s
             raise ConfigError("worker processes cannot be used with the unit record: its silos share chunks")
         if isinstance(job.clients, UserClients):
             try_silos(job.model, params, job.clients)
-        with explained("gradients cannot be taken record by record"):
+        with trial.explained("gradients cannot be taken record by record"):
             tried = RecordTrainer(job.model, job.clients, job.groups).tried(params, plan.divisor)
         how = (
             f"{tried.chunk} at once" if tried.chunk > 1 else "one by one, as they depend on their place in a chunk"
         )
         return Silos(tried), f"Records are processed {how}, each clipped by itself."
-    trainer: UserTrainer
+    trainer: trial.UserTrainer
     client, others, is_ours, seconds = 0, [], not isinstance(job.clients, UserClients), math.inf
     if isinstance(job.clients, UserClients):
-        client, *others = clients_to_try(job.clients)
+        client, *others = trial.clients_to_try(job.clients)
     if job.whole is not None:
         trainer = personal_trainer(job, path)
     elif isinstance(job.clients, UserClients):
-        with explained(f"client {client} cannot be trained"):
+        with trial.explained(f"client {client} cannot be trained"):
             trainer = trainer_for(job.model, job.clients, job.local)
     else:
         trainer = job.trainer().choose(params, range(job.clients.population))
     note = trainer.note
     if job.weights is not None:
-        trainer = WeightedTrainer(trainer, job.weights)
+        trainer = trial.WeightedTrainer(trainer, job.weights)
     if is_ours and plan is not None and name is not BackendName.AUTO:
         warm_up(plan, trainer, params)
     else:
         for _ in range(2):  # the first may compile
             start = perf_counter()
-            with explained(f"client {client} cannot be trained"):
+            with trial.explained(f"client {client} cannot be trained"):
                 list(trainer(params, (client,), 0))
             seconds = min(seconds, perf_counter() - start)
         seconds *= job.sampling.cohort_size * job.settings.rounds
         for other in others:
-            with explained(f"client {other} cannot be trained"):
+            with trial.explained(f"client {other} cannot be trained"):
                 list(trainer(params, (other,), 0))
     backend, how = start_backend(options, trainer, (params, client), seconds=seconds, is_ours=is_ours)
     return backend, f"{how} {note}" if note else how
@@ -129,14 +122,14 @@ def personal_trainer(job: "Job", path: Path) -> PersonalTrainer:
     return PersonalTrainer(job.whole, job.model, job.clients, job.local, path.resolve() / "personal")
 
 
-def _unsafe(trainer: UserTrainer) -> str:
+def _unsafe(trainer: trial.UserTrainer) -> str:
     """Return why worker processes cannot be used; empty if they can."""
     if trainer.model.device.type != "cpu":
         return f"device {trainer.model.device} is not shared"
     try:
         sent = packed(trainer)
     except Exception as error:  # noqa: BLE001 - whatever a user's objects raise
-        return f"model, loss or clients cannot be sent to another process ({first_line(error)})"
+        return f"model, loss or clients cannot be sent to another process ({trial.first_line(error)})"
     if len(sent) > MOST_SENT_BYTES:
         return f"model and clients have {len(sent) >> 20:,} MB; a function of a client's number would load its own"
     script = getattr(sys.modules["__main__"], "__file__", None)

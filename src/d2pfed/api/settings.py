@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
+from d2pfed import learning
 from d2pfed.accounting import Guarantee
 from d2pfed.accounting.filters import milestones
 from d2pfed.api.progress import Watcher
@@ -23,20 +24,6 @@ from d2pfed.fields import (
     documented,
     setting,
 )
-from d2pfed.learning import (
-    Collate,
-    Forward,
-    Groups,
-    LocalTraining,
-    MakeOptimizer,
-    Module,
-    Optimizer,
-    Precision,
-    Rate,
-    Schedule,
-    Step,
-    Weigh,
-)
 from d2pfed.plan import Plan, guarantees
 from d2pfed.plan.bounds import check_name
 from d2pfed.round import run_plan
@@ -45,10 +32,10 @@ from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer, named_server
 
 Kind = TypeVar("Kind")
-_LOCAL = {each.name: each.metadata for each in fields(LocalTraining)}  # described there
+_LOCAL = {each.name: each.metadata for each in fields(learning.LocalTraining)}  # described there
 
 # Called with each round's record and a function that returns the module as it is after the round.
-Callback = Callable[[RoundRecord, Callable[[], Module]], object]
+Callback = Callable[[RoundRecord, Callable[[], learning.Module]], object]
 
 
 class BackendName(StrEnum):
@@ -79,26 +66,28 @@ class Training:
     another has its own. A schedule may be a function from the share of rounds or steps that is done to a factor.
     """
 
-    optimizer: Optimizer | MakeOptimizer = field(default=Optimizer.SGD, metadata=_LOCAL["optimizer"])
+    optimizer: learning.Optimizer | learning.MakeOptimizer = field(
+        default=learning.Optimizer.SGD, metadata=_LOCAL["optimizer"]
+    )
     momentum: float = field(default=0.0, metadata=_LOCAL["momentum"])
     weight_decay: float | None = field(default=None, metadata=_LOCAL["weight_decay"])
-    lr_schedule: Schedule | Rate | None = field(default=None, metadata=_LOCAL["lr_schedule"])
-    step_schedule: Schedule | Rate | None = field(default=None, metadata=_LOCAL["step_schedule"])
+    lr_schedule: learning.Schedule | learning.Rate | None = field(default=None, metadata=_LOCAL["lr_schedule"])
+    step_schedule: learning.Schedule | learning.Rate | None = field(default=None, metadata=_LOCAL["step_schedule"])
     max_grad_norm: float | None = field(default=None, metadata=_LOCAL["max_grad_norm"])
     proximal: float | None = field(default=None, metadata=_LOCAL["proximal"])
-    precision: Precision | None = field(default=None, metadata=_LOCAL["precision"])
+    precision: learning.Precision | None = field(default=None, metadata=_LOCAL["precision"])
     device: str = setting("cpu", "cpu, cuda or mps.", TRAINING)
     max_weight: float | None = setting(
         None, "Cap on a weight: public, chosen without a look at the weights.", TRAINING, unset="none"
     )
     trainable: str | Sequence[str] = "*"
-    forward: Forward | None = None
-    step: Step | None = None
-    collate: Collate | None = None
-    example_weights: Weigh | None = None
+    forward: learning.Forward | None = None
+    step: learning.Step | None = None
+    collate: learning.Collate | None = None
+    example_weights: learning.Weigh | None = None
     personal: str | Sequence[str] = ()
     weights: Sequence[float] | str | None = None
-    groups: Groups | None = None
+    groups: learning.Groups | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -113,12 +102,14 @@ class Training:
             if getattr(self, name) == "own":
                 raise ConfigError(f"{name} must be a function or one of the other names, got own")
 
-    def local(self, rounds: int, **steps: Any) -> LocalTraining:  # noqa: ANN401 - its fields
+    def local(self, rounds: int, **steps: Any) -> learning.LocalTraining:  # noqa: ANN401 - its fields
         """Return how a client trains in a run of so many rounds; `steps` are lr, epochs and batch_size."""
         shared = {
-            each.name: getattr(self, each.name) for each in fields(LocalTraining) if hasattr(self, each.name)
+            each.name: getattr(self, each.name)
+            for each in fields(learning.LocalTraining)
+            if hasattr(self, each.name)
         }
-        return LocalTraining(**shared, **steps, rounds=None if self.lr_schedule is None else rounds)
+        return learning.LocalTraining(**shared, **steps, rounds=None if self.lr_schedule is None else rounds)
 
 
 class Mode(StrEnum):

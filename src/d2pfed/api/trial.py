@@ -7,19 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from d2pfed import learning
 from d2pfed.errors import ConfigError
-from d2pfed.learning import (
-    Examples,
-    LocalTrainer,
-    Model,
-    PersonalTrainer,
-    SequentialTrainer,
-    UserClients,
-    held_by,
-    measure,
-    packed,
-    unpacked,
-)
 from d2pfed.noise.codec import FloatVector
 
 LOADED = 8  # clients whose data are loaded to be looked at, where they are no tensors or arrays
@@ -50,11 +39,11 @@ def first_line(error: BaseException) -> str:
 class WeightedTrainer:
     """Local training whose updates have their client's weight as last number."""
 
-    trainer: LocalTrainer | SequentialTrainer | PersonalTrainer
+    trainer: learning.LocalTrainer | learning.SequentialTrainer | learning.PersonalTrainer
     weights: tuple[float, ...] = field(repr=False)
 
     @property
-    def model(self) -> Model:
+    def model(self) -> learning.Model:
         """What is trained."""
         return self.trainer.model
 
@@ -64,7 +53,7 @@ class WeightedTrainer:
             yield np.append(update, np.float32(self.weights[client]))
 
 
-UserTrainer = LocalTrainer | SequentialTrainer | PersonalTrainer | WeightedTrainer
+UserTrainer = learning.LocalTrainer | learning.SequentialTrainer | learning.PersonalTrainer | WeightedTrainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +81,14 @@ class TolerantTrainer:
                     yield np.full(size, np.nan, np.float32)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _tolerant, (packed(self.trainer),)
+        return _tolerant, (learning.packed(self.trainer),)
 
 
 def _tolerant(data: bytes) -> TolerantTrainer:
-    return TolerantTrainer(unpacked(data))
+    return TolerantTrainer(learning.unpacked(data))
 
 
-def clients_to_try(clients: UserClients) -> list[int]:
+def clients_to_try(clients: learning.UserClients) -> list[int]:
     """Return the clients to try before anything is charged; the first one holds data.
 
     Of data sets in a list or dictionary there is one of each shape and type, the rarest kinds first, and those with the
@@ -116,8 +105,8 @@ def clients_to_try(clients: UserClients) -> list[int]:
         if isinstance(found, (list, tuple)) and len(found) == 2 and all(map(_is_array, found)):
             inputs, targets = found
         elif client < LOADED:
-            rows = held_by(clients, client)
-            inputs, targets = (rows.inputs, rows.labels) if isinstance(rows, Examples) else (None, None)
+            rows = learning.held_by(clients, client)
+            inputs, targets = (rows.inputs, rows.labels) if isinstance(rows, learning.Examples) else (None, None)
         else:
             continue
         if not (_is_array(inputs) and _is_array(targets)):  # trees differ in more than a shape
@@ -133,7 +122,7 @@ def clients_to_try(clients: UserClients) -> list[int]:
     return list(dict.fromkeys([first, *(same[0] for same in rarest), *extremes]))
 
 
-def try_silos(model: Model, params: FloatVector, silos: UserClients) -> None:
+def try_silos(model: learning.Model, params: FloatVector, silos: learning.UserClients) -> None:
     """Refuse a silo whose rows module and loss do not take: afterwards each such record would count as zero.
 
     Of the silos of every kind some rows are tried, and those with the least and the greatest label.
@@ -144,7 +133,7 @@ def try_silos(model: Model, params: FloatVector, silos: UserClients) -> None:
             chosen = [*range(min(len(rows), TRIED))]
             if _are_classes(rows.labels):
                 chosen += [int(rows.labels.argmin()), int(rows.labels.argmax())]
-            measure(model, params, [rows.take(np.array(chosen))], {})
+            learning.measure(model, params, [rows.take(np.array(chosen))], {})
 
 
 def _are_classes(targets: Any) -> bool:  # noqa: ANN401 - of torch or numpy, or a tree of them

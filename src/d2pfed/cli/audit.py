@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from d2pfed.accounting import SERVER, round_up
-from d2pfed.cli.options import (
-    TRAIN_PACKAGES,
-    AsJson,
-    DataDirectory,
-    FieldOptions,
-    SectionedCommand,
-    application,
-    option,
-    with_fields,
-)
+from d2pfed.cli import options
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import ConfigError, needs_extra
 from d2pfed.fields import DATA, TRAINING, check_range
@@ -27,7 +18,7 @@ from d2pfed.plan import PrivacyTarget, decode_plan
 from d2pfed.runs.json_files import read_text, to_json
 from d2pfed.simulation import Fidelity
 
-with needs_extra("train", *TRAIN_PACKAGES):
+with needs_extra("train", *options.TRAIN_PACKAGES):
     from d2pfed.api.audit import (
         Worlds,
         attack_membership,
@@ -51,9 +42,9 @@ if TYPE_CHECKING:
 REFUTED = 4  # the exit status of an audit whose lower bound is above the claim
 MOST_TRIALS = 100_000_000
 
-app = application("Attack what is claimed: a lower bound on epsilon beside the claimed one.")
+app = options.application("Attack what is claimed: a lower bound on epsilon beside the claimed one.")
 
-TARGET = FieldOptions(
+TARGET = options.FieldOptions(
     kind=PrivacyTarget,
     only=(
         *("epsilon", "delta", "cohort_size", "mechanism", "adjacency", "dropouts", "clip"),
@@ -64,32 +55,34 @@ TARGET = FieldOptions(
 RunDirectory = Annotated[Path, typer.Argument(help="The run's directory, such as runs/NAME.")]
 OwnTask = Annotated[
     str | None,
-    option(
+    options.option(
         "As it was given to `train`, needed as a sign of trust where it is MODULE:FUNCTION; for a run of `fit`, one "
         "that makes its clients.",
         DATA,
         "--task",
     ),
 ]
-OwnModel = Annotated[str | None, option("As --task, for the model or module.", TRAINING, "--model")]
-Partition = Annotated[str | None, option("As it was given to `train`. Default: the task's.", DATA, "--partition")]
+OwnModel = Annotated[str | None, options.option("As --task, for the model or module.", TRAINING, "--model")]
+Partition = Annotated[
+    str | None, options.option("As it was given to `train`. Default: the task's.", DATA, "--partition")
+]
 
 
-@app.command(cls=SectionedCommand)
-@with_fields(TARGET)
+@app.command(cls=options.SectionedCommand)
+@options.with_fields(TARGET)
 def mechanism(
     wanted: dict[str, Any],
     *,
-    trials: Annotated[int, option("Trials in each of the two worlds. Default: 3000.")] = 3000,
-    releases: Annotated[int, option("Rounds per trial. Default: 2.")] = 2,
-    confidence: Annotated[float, option("Confidence of the lower bounds together. Default: 0.99.")] = 0.99,
+    trials: Annotated[int, options.option("Trials in each of the two worlds. Default: 3000.")] = 3000,
+    releases: Annotated[int, options.option("Rounds per trial. Default: 2.")] = 2,
+    confidence: Annotated[float, options.option("Confidence of the lower bounds together. Default: 0.99.")] = 0.99,
     fidelity: Annotated[
-        Fidelity, option("protocol, or sum: no messages, six times as fast. Default: protocol.")
+        Fidelity, options.option("protocol, or sum: no messages, six times as fast. Default: protocol.")
     ] = Fidelity.PROTOCOL,
     worlds: Annotated[
-        Worlds, option("neighbours, or same: a null run, whose bounds must be 0. Default: neighbours.")
+        Worlds, options.option("neighbours, or same: a null run, whose bounds must be 0. Default: neighbours.")
     ] = Worlds.NEIGHBORS,
-    json: AsJson = False,
+    json: options.AsJson = False,
 ) -> None:
     """Tell two neighbouring worlds apart by the sums of whole rounds, again and again, and count the errors."""
     check_range("trials", trials, 1, MOST_TRIALS)
@@ -113,20 +106,20 @@ def mechanism(
     )
 
 
-@app.command(cls=SectionedCommand)
+@app.command(cls=options.SectionedCommand)
 def training(
     run: RunDirectory,
     *,
     canaries: Annotated[
-        int, option("Clients, or records, that a canary takes the place of. Default: 1000.")
+        int, options.option("Clients, or records, that a canary takes the place of. Default: 1000.")
     ] = 1000,
-    confidence: Annotated[float, option("Confidence of the lower bounds together. Default: 0.95.")] = 0.95,
+    confidence: Annotated[float, options.option("Confidence of the lower bounds together. Default: 0.95.")] = 0.95,
     task: OwnTask = None,
     model: OwnModel = None,
     partition: Partition = None,
-    data: DataDirectory = None,
-    workers: Annotated[int | None, option("Worker processes. Default: one per core.")] = None,
-    json: AsJson = False,
+    data: options.DataDirectory = None,
+    workers: Annotated[int | None, options.option("Worker processes. Default: one per core.")] = None,
+    json: options.AsJson = False,
 ) -> None:
     """Repeat a run of `fit` or `train` with canaries, and guess their secret coins from what its server sees.
 
@@ -164,16 +157,18 @@ def training(
     )
 
 
-@app.command(cls=SectionedCommand)
+@app.command(cls=options.SectionedCommand)
 def membership(
     run: RunDirectory,
     *,
-    records: Annotated[int, option("Records of members, and of others, at most. Default: 10000.")] = 10_000,
+    records: Annotated[
+        int, options.option("Records of members, and of others, at most. Default: 10000.")
+    ] = 10_000,
     task: OwnTask = None,
     model: OwnModel = None,
     partition: Partition = None,
-    data: DataDirectory = None,
-    json: AsJson = False,
+    data: options.DataDirectory = None,
+    json: options.AsJson = False,
 ) -> None:
     """Tell records of members from others by the loss of the released model; plot the attack's error rates."""
     check_range("records", records, 1, MOST_TRIALS)

@@ -27,15 +27,7 @@ from d2pfed.plan import widths
 from d2pfed.plan.bounds import MOST_ROUNDS, MOST_SIGNED, cohorts_to_choose, colluding_clients
 from d2pfed.plan.plan import Plan, run_guarantee
 from d2pfed.plan.target import PrivacyTarget, ProtocolChoice, RotationName
-from d2pfed.secagg.lattice.parameters import (
-    LEAST_COHORT,
-    LEAST_SECRET,
-    MOST_BITS,
-    MOST_DIMENSION,
-    Committee,
-    choose_committee,
-    secret_length,
-)
+from d2pfed.secagg.lattice import parameters as lattice
 from d2pfed.secagg.pairwise.session import MOST_COHORT as MOST_PAIRS
 from d2pfed.secagg.pairwise.session import least_threshold
 from d2pfed.secagg.trust import Consistency
@@ -185,7 +177,7 @@ class _Draft:
         width, most = widths.noise_width(codec, mechanism)
         if width > most:
             raise widths.too_wide(target, most, width)
-        most = MOST_BITS if self.protocol is Protocol.LATTICE else MAX_BITS
+        most = lattice.MOST_BITS if self.protocol is Protocol.LATTICE else MAX_BITS
         bits = next((n for n in range(1, most + 1) if widths.holds(target, codec, mechanism, Ring(n))), None)
         if bits is None:
             raise ConfigError(f"a sum over {cohort} clients needs more than {most} bits per coordinate")
@@ -216,7 +208,7 @@ class _Draft:
             download_bits=target.download_bits,
         )
         if self.protocol is Protocol.LATTICE and isinstance(mechanism, Centered | DDGauss):
-            secret = secret_length(ring.bits, mechanism.sigma)
+            secret = lattice.secret_length(ring.bits, mechanism.sigma)
             committee = committee_of(target, secret)
             return plan(threshold=committee.openers, committee=committee, secret=secret)
         is_standing = self.protocol is Protocol.STANDING and target.unit is Unit.CLIENT
@@ -296,7 +288,7 @@ def protocol_of(target: PrivacyTarget) -> Protocol | None:
         return Protocol.STANDING
     is_signed = target.consistency is Consistency.SIGNED
     is_deployed = is_signed or target.against != RELEASED
-    if cohort > MOST_PAIRS or (is_deployed and cohort >= LEAST_COHORT):
+    if cohort > MOST_PAIRS or (is_deployed and cohort >= lattice.LEAST_COHORT):
         try:
             _require(target, Protocol.LATTICE)
         except ConfigError:
@@ -316,15 +308,15 @@ def _require(target: PrivacyTarget, protocol: Protocol) -> None:
     if protocol is Protocol.LATTICE:
         if target.unit is Unit.RECORD:
             raise ConfigError("the lattice protocol takes the unit client, got record")
-        check_range("bits", target.bits or 1, 1, MOST_BITS)
+        check_range("bits", target.bits or 1, 1, lattice.MOST_BITS)
         if target.bits is not None and target.mechanism is not MechanismName.CENTERED and not asked:
             raise ConfigError(
                 "given bits may make rounded noise too narrow for the lattice protocol: name it, or no bits"
             )
         sent = target.compression if isinstance(target.compression, int) else target.dimension
-        check_range("dimension", sent, 1, MOST_DIMENSION)
+        check_range("dimension", sent, 1, lattice.MOST_DIMENSION)
         check_range("quorum", target.quorum, target.cohort_colluders + 2, cohort)
-        committee_of(target, LEAST_SECRET)
+        committee_of(target, lattice.LEAST_SECRET)
         return
     _require_honest_majority(target)
     if protocol is Protocol.STANDING:
@@ -343,10 +335,10 @@ def _require(target: PrivacyTarget, protocol: Protocol) -> None:
         raise ConfigError(f"pair masks take cohorts of at most {MOST_PAIRS}, got {cohort}")
 
 
-def committee_of(target: PrivacyTarget, secret: int) -> Committee:
+def committee_of(target: PrivacyTarget, secret: int) -> lattice.Committee:
     """Return the least committee for a target's dropouts and colluders, over all draws."""
     sampling, cohort = target.cohort_sampling, target.cohort_size
-    return choose_committee(
+    return lattice.choose_committee(
         cohort,
         Fraction(cohort - target.quorum, cohort),
         secret,

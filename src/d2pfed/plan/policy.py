@@ -14,14 +14,7 @@ from d2pfed.errors import ConfigError
 from d2pfed.fields import Choice, check_arguments, check_between, check_fields
 from d2pfed.noise.clipping import Extra
 from d2pfed.noise.mechanisms import MechanismName, Protocol
-from d2pfed.plan.bounds import (
-    MOST_SIGNED,
-    VERIFIED_DRAWS,
-    cohorts_to_choose,
-    colluders_within,
-    colluding_clients,
-    require_honest_majority,
-)
+from d2pfed.plan import bounds
 from d2pfed.plan.plan import Plan, run_guarantee
 from d2pfed.plan.target import PrivacyTarget
 from d2pfed.plan.widths import noise_width
@@ -81,7 +74,7 @@ PROFILES = {
     each.protocol: each
     for each in (
         Profile(Protocol.PAIRWISE, _DRAWN, _CLIENTS, _EVERYTHING, (2, MOST_COHORT)),
-        Profile(Protocol.LATTICE, _DRAWN, _CLIENTS, _EVERYTHING, (LEAST_COHORT, MOST_SIGNED)),
+        Profile(Protocol.LATTICE, _DRAWN, _CLIENTS, _EVERYTHING, (LEAST_COHORT, bounds.MOST_SIGNED)),
         Profile(Protocol.STANDING, _ALL_ASKED, frozenset(Unit), _EVERYTHING, (FEWEST_SILOS, MOST_SILOS)),
     )
 }
@@ -168,7 +161,7 @@ class Policy:
         name for name in MechanismName if name in PROFILES[Protocol.STANDING].mechanisms
     )
     least_cohort: int = 10
-    most_cohort: int = MOST_SIGNED
+    most_cohort: int = bounds.MOST_SIGNED
     least_quorum: int = 8
     least_colluders: float = 0.1
     least_noise_multiplier: float = 0.3
@@ -274,7 +267,7 @@ class Policy:
 
     def colluders(self, plan: Plan, enrolled: Enrolled | None) -> int:
         """Return how many of a cohort this client wants to be safe from, whatever number the plan has."""
-        return colluders_within(self.least_colluders, *_drawn(plan, enrolled))
+        return bounds.colluders_within(self.least_colluders, *_drawn(plan, enrolled))
 
     def _check_shares(self, plan: Plan, enrolled: Enrolled | None, colluders: int) -> None:
         """Refuse numbers with which so many colluders could open a secret, or have two sets of survivors opened.
@@ -284,13 +277,13 @@ class Policy:
         """
         committee = plan.committee
         if committee is None:
-            require_honest_majority(plan.cohort_size, plan.quorum, colluders)
+            bounds.require_honest_majority(plan.cohort_size, plan.quorum, colluders)
             require_shares(plan.cohort_size, plan.threshold, plan.quorum, colluders)
             return
         _check_at_least("quorum", plan.quorum, colluders + 2)
         sampling, draws = _drawn(plan, enrolled)
-        colluding = colluding_clients(self.least_colluders, sampling.population)
-        choices = cohorts_to_choose(sampling, draws)
+        colluding = bounds.colluding_clients(self.least_colluders, sampling.population)
+        choices = bounds.cohorts_to_choose(sampling, draws)
         own = colluders_in_committee(sampling.population, colluding, committee.size, choices)
         _check_at_least("colluders in the committee", committee.colluders, own)
 
@@ -298,7 +291,7 @@ class Policy:
 def _drawn(plan: Plan, enrolled: Enrolled | None) -> tuple[CohortSampling, int]:
     """Return how cohorts are drawn from those whom a client knows to be enrolled, and among how many draws."""
     if enrolled is None:
-        return plan.sampling, VERIFIED_DRAWS
+        return plan.sampling, bounds.VERIFIED_DRAWS
     _check_at_most("population", plan.sampling.population, enrolled.population)
     return CohortSampling(plan.sampling.method, enrolled.population, plan.cohort_size), enrolled.draws
 

@@ -8,23 +8,7 @@ import numpy as np
 
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Ledger
-from d2pfed.statistics.records import (
-    MOST_BINS,
-    Array,
-    Ball,
-    RecordCode,
-    bin_of,
-    client_lists,
-    client_vectors,
-    client_weights,
-    clients_of,
-    clipped,
-    interval,
-    one_hot,
-    positive,
-    settings,
-    whole,
-)
+from d2pfed.statistics import records
 from d2pfed.statistics.release import Asked, Statistic, Terms, drowned, release, release_records
 
 MOST_CELLS = 1 << 20  # of a table, and bins of a histogram
@@ -40,7 +24,7 @@ def private_sum(
     ledger: Ledger | str | Path | None = None,
     fidelity: str = "auto",
     seed: int | None = None,
-) -> Statistic[Array]:
+) -> Statistic[records.Array]:
     """Return the sum of one vector per client, each clipped to an L2 norm.
 
     Args:
@@ -68,13 +52,13 @@ def private_sum(
         ((2,), 200)
     """
     terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
-    limit = positive("clip", clip)
-    given, is_plain = client_vectors(vectors, of_records=terms.of_records)
+    limit = records.positive("clip", clip)
+    given, is_plain = records.client_vectors(vectors, of_records=terms.of_records)
     if terms.of_records:
-        code = RecordCode(lambda part: part, given[0].shape[1], limit)
+        code = records.RecordCode(lambda part: part, given[0].shape[1], limit)
         released = release_records("sum", given, code, None, terms)
     else:
-        released = release("sum", [clipped(each, limit) for each in given], len(given[0]), limit, terms)
+        released = release("sum", [records.clipped(each, limit) for each in given], len(given[0]), limit, terms)
     shape = () if is_plain else released.value.shape
     return released.computed(released.value.reshape(shape)[()], released.standard_error.reshape(shape)[()])
 
@@ -87,7 +71,7 @@ def private_mean(
     weights: object = None,
     max_weight: float | None = None,
     **terms: Unpack[Asked],
-) -> Statistic[Array]:
+) -> Statistic[records.Array]:
     """Return the mean of one vector per client, each client with the same weight or with a private one.
 
     Weights are private too: each is capped at `max_weight`, the sums of w x and of w are released in one vector, and
@@ -110,9 +94,9 @@ def private_mean(
     asked = Terms(**terms)
     if weights is None and max_weight is not None:
         raise ConfigError(f"max_weight goes with weights, got max_weight {max_weight} and no weights")
-    given, is_plain = client_vectors(vectors, of_records=asked.of_records)
-    ball = Ball.of(given[0].shape[-1], clip, bounds)
-    code = RecordCode(ball.joint, ball.dimension + 1, 1.0)  # a vector's numbers, and a one to count it by
+    given, is_plain = records.client_vectors(vectors, of_records=asked.of_records)
+    ball = records.Ball.of(given[0].shape[-1], clip, bounds)
+    code = records.RecordCode(ball.joint, ball.dimension + 1, 1.0)  # a vector's numbers, and a one to count it by
     warnings: tuple[str, ...] = ()
     if weights is None and not asked.of_records:
         released = release("mean", [ball.around(each) for each in given], ball.dimension, ball.radius, asked)
@@ -125,8 +109,10 @@ def private_mean(
         elif max_weight is None:
             raise ConfigError("weights need max_weight, a public cap on a client's weight, got None")
         else:
-            own = client_weights(weights, len(given))
-            shares = np.clip(np.where(np.isfinite(own), own, 0.0) / positive("max_weight", max_weight), 0.0, 1.0)
+            own = records.client_weights(weights, len(given))
+            shares = np.clip(
+                np.where(np.isfinite(own), own, 0.0) / records.positive("max_weight", max_weight), 0.0, 1.0
+            )
             joint = [u * code.total(x[None, :]) for u, x in zip(shares, given, strict=True)]
             released = release("weighted mean", joint, ball.dimension + 1, 1.0, asked)
         value, error = ball.mean(released.value, released.sigma)
@@ -141,7 +127,7 @@ def private_histogram(
     *,
     max_values: float | None = None,
     **terms: Unpack[Asked],
-) -> Statistic[Array]:
+) -> Statistic[records.Array]:
     """Return how many clients are in each bin, by shares of their values, or how many values, in one release.
 
     Without `max_values` a client that has four values adds a quarter for each, and the bins add up to the number of
@@ -161,7 +147,7 @@ def private_histogram(
         3
     """
     asked = Terms(**terms)
-    edges = settings(bins, "bins")
+    edges = records.settings(bins, "bins")
     if edges.ndim != 1 or len(edges) < 2:
         raise ConfigError(f"bins must be at least two edges, got {bins!r}")
     if (np.diff(edges) <= 0).any():
@@ -170,8 +156,8 @@ def private_histogram(
     count = len(edges) - 1
     if count > MOST_CELLS:
         raise ConfigError(f"a histogram must have at most {MOST_CELLS} bins, got {count}")
-    code = RecordCode(lambda part: one_hot(bin_of(part, edges), count), count, 1.0)
-    return release_records("histogram", client_lists(values), code, max_values, asked)
+    code = records.RecordCode(lambda part: records.one_hot(records.bin_of(part, edges), count), count, 1.0)
+    return release_records("histogram", records.client_lists(values), code, max_values, asked)
 
 
 def private_table(
@@ -180,7 +166,7 @@ def private_table(
     *,
     max_values: float | None = None,
     **terms: Unpack[Asked],
-) -> Statistic[Array]:
+) -> Statistic[records.Array]:
     """Return a contingency table: how many rows have each combination of categories, one release over all cells.
 
     Args:
@@ -214,7 +200,7 @@ def private_table(
     if cells > MOST_CELLS:
         raise ConfigError(f"a table must have at most {MOST_CELLS} cells, got {cells}")
     own = []
-    for client, held in enumerate(clients_of(rows, "rows")):
+    for client, held in enumerate(records.clients_of(rows, "rows")):
         if isinstance(held, (str, bytes)) or not isinstance(held, (Sequence, np.ndarray)):
             raise ConfigError(f"rows of client {client} must be a list, got {type(held).__name__}")
         found = []
@@ -226,7 +212,7 @@ def private_table(
                 places = [-1]
             found.append(-1 if min(places) < 0 else int(np.ravel_multi_index(places, shape)))
         own.append(np.array(found, dtype=np.float64))
-    code = RecordCode(lambda part: one_hot(part.astype(np.int64), cells), cells, 1.0)
+    code = records.RecordCode(lambda part: records.one_hot(part.astype(np.int64), cells), cells, 1.0)
     released = release_records("table", own, code, max_values, asked)
     return released.computed(released.value.reshape(shape), released.standard_error.reshape(shape))
 
@@ -239,7 +225,7 @@ def private_quantile(
     bins: int = 64,
     max_values: float | None = None,
     **terms: Unpack[Asked],
-) -> Statistic[Array]:
+) -> Statistic[records.Array]:
     """Return quantiles of the clients' values, from one release of the cumulative counts over equal bins.
 
     A client's histogram is multiplied by the square root of the matrix that adds counts up, and the noisy sum once
@@ -260,16 +246,18 @@ def private_quantile(
         True
     """
     asked = Terms(**terms)
-    chosen = settings(levels, "levels")
+    chosen = records.settings(levels, "levels")
     if chosen.ndim > 1 or not chosen.size or (chosen < 0).any() or (chosen > 1).any():
         raise ConfigError(f"levels must be numbers in [0, 1], got {levels!r}")
-    low, high = interval(bounds)
-    count = whole("bins", bins, MOST_BINS)
+    low, high = records.interval(bounds)
+    count = records.whole("bins", bins, records.MOST_BINS)
     edges, root = np.linspace(low, high, count + 1), cumulative_root(count)
-    code = RecordCode(
-        lambda part: root.T[bin_of(np.clip(part, low, high), edges)], count, float(np.linalg.norm(root[:, 0]))
+    code = records.RecordCode(
+        lambda part: root.T[records.bin_of(np.clip(part, low, high), edges)],
+        count,
+        float(np.linalg.norm(root[:, 0])),
     )
-    released = release_records("quantile", client_lists(values), code, max_values, asked)
+    released = release_records("quantile", records.client_lists(values), code, max_values, asked)
     counts = root @ released.value
     total = max(counts[-1], released.sigma)
     # Counts rise, and noise does not: between the least and the largest rising curve that it allows.
@@ -288,7 +276,7 @@ def private_quantile(
     return released.computed(quantiles, errors, warnings)
 
 
-def cumulative_root(count: int) -> Array:
+def cumulative_root(count: int) -> records.Array:
     """Return the lower triangular matrix whose square adds up: its entries are those of (1 - x)^(-1/2)."""
     steps = np.arange(1, count)
     entries = np.concatenate([[1.0], np.cumprod((2 * steps - 1) / (2 * steps))])
