@@ -16,9 +16,8 @@ from torch import nn
 
 import d2pfed
 from d2pfed.api import backends
-from d2pfed.api.backends import start_backend
+from d2pfed.api.backends import TolerantTrainer, clients_to_try, start_backend
 from d2pfed.api.settings import BackendName, RunOptions
-from d2pfed.api.trial import TolerantTrainer, clients_to_try
 from d2pfed.errors import ConfigError
 from d2pfed.learning import (
     LocalTraining,

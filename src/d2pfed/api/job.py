@@ -314,11 +314,11 @@ def read_settings(run: Path) -> tuple[RunSettings, Details]:
     file = run / "settings.json"
     text = read_text(file)
     try:
-        found = canonical.decode(text, _TYPES)
+        found = canonical.decode(text, _TYPES, RunSettings)
     except ConfigError as error:
         raise ConfigError(f"{file} is not of a run of `fit` or `d2pfed train`, or damaged: {error}") from error
-    details = found.details if isinstance(found, RunSettings) else None
-    if not isinstance(found, RunSettings) or not isinstance(details, Details) or found.target is None:
+    details = found.details
+    if not isinstance(details, Details) or found.target is None:
         raise ConfigError(
             f"{run} is not a private run of `fit` or `d2pfed train`, whose clients can be made again"
         )

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from d2pfed import learning
+from d2pfed.api.backends import explained, first_line
 from d2pfed.api.settings import RunOptions, Training
-from d2pfed.api.trial import explained, first_line
 from d2pfed.errors import ConfigError, needs_extra
 from d2pfed.ledger.files import replace_file
 from d2pfed.noise.codec import FloatVector

@@ -5,39 +5,29 @@ import sys
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from d2pfed.accounting import SERVER, round_up
+from d2pfed.api import audit
+from d2pfed.api.audit.mechanism import MechanismAudit
+from d2pfed.api.audit.membership import LEVELS
+from d2pfed.api.job import Job, array_shapes, fixed_digest, read_settings
+from d2pfed.api.progress import Watcher
+from d2pfed.api.workload import ModelEvaluator, made_by, model_named, task_named
 from d2pfed.cli import options
 from d2pfed.cli.show import out, print_json
-from d2pfed.errors import ConfigError, needs_extra
+from d2pfed.errors import ConfigError
 from d2pfed.fields import DATA, TRAINING, check_range
+from d2pfed.learning import Clients, Examples, Model, Task, UserClients, use_one_thread, user_model
+from d2pfed.learning.user_clients import LabeledClients
+from d2pfed.ledger.files import replace_file
 from d2pfed.plan import PrivacyTarget, decode_plan
+from d2pfed.runs import RoundRecord, TrainingAudit
 from d2pfed.runs.json_files import read_text, to_json
 from d2pfed.simulation import Fidelity
-
-with needs_extra("train", *options.TRAIN_PACKAGES):
-    from d2pfed.api.audit import (
-        Worlds,
-        attack_membership,
-        audit_mechanism,
-        audit_training,
-        audited_plan,
-        write_plot,
-    )
-    from d2pfed.api.audit.membership import LEVELS
-    from d2pfed.api.job import Job, array_shapes, fixed_digest, read_settings
-    from d2pfed.api.progress import Watcher
-    from d2pfed.api.workload import ModelEvaluator, made_by, model_named, task_named
-    from d2pfed.learning import Clients, Examples, Model, Task, UserClients, use_one_thread, user_model
-    from d2pfed.learning.user_clients import LabeledClients
-
-if TYPE_CHECKING:
-    from d2pfed.api.audit.mechanism import MechanismAudit
-    from d2pfed.runs import RoundRecord
-    from d2pfed.runs.records import TrainingAudit
+from d2pfed.simulation.process_backend import start_workers
 
 REFUTED = 4  # the exit status of an audit whose lower bound is above the claim
 MOST_TRIALS = 100_000_000
@@ -80,16 +70,17 @@ def mechanism(
         Fidelity, options.option("protocol, or sum: no messages, six times as fast. Default: protocol.")
     ] = Fidelity.PROTOCOL,
     worlds: Annotated[
-        Worlds, options.option("neighbours, or same: a null run, whose bounds must be 0. Default: neighbours.")
-    ] = Worlds.NEIGHBORS,
+        audit.Worlds,
+        options.option("neighbours, or same: a null run, whose bounds must be 0. Default: neighbours."),
+    ] = audit.Worlds.NEIGHBORS,
     json: options.AsJson = False,
 ) -> None:
     """Tell two neighbouring worlds apart by the sums of whole rounds, again and again, and count the errors."""
     check_range("trials", trials, 1, MOST_TRIALS)
     check_range("releases", releases, 1, 1000)
     target = PrivacyTarget(against=SERVER, **wanted)
-    found = audit_mechanism(
-        audited_plan(target, releases), trials, confidence=confidence, fidelity=fidelity, worlds=worlds
+    found = audit.audit_mechanism(
+        audit.audited_plan(target, releases), trials, confidence=confidence, fidelity=fidelity, worlds=worlds
     )
     _conclude(
         found,
@@ -126,15 +117,13 @@ def training(
     A canary is a client, or a record where records are protected. The bounds are kept in the run's directory as
     audit.json, and its report shows them beside the claim.
     """
-    from d2pfed.ledger.files import replace_file  # noqa: PLC0415 - as below
     from d2pfed.runs.report import AUDIT, read_report, write_report  # noqa: PLC0415 - the plotter is slow to load
-    from d2pfed.simulation.process_backend import start_workers  # noqa: PLC0415 - as above
 
     use_one_thread()
     job = _job(run, (task, model), partition, data)
     with Watcher(job.settings.rounds, "round") as watcher:
 
-        def listen(record: "RoundRecord") -> bool:
+        def listen(record: RoundRecord) -> bool:
             watcher.show(record.round, "auditing")
             if watcher.caught:
                 sys.exit(128 + watcher.caught)
@@ -142,7 +131,9 @@ def training(
 
         # The bar has a thread of its own, so workers may have to start afresh.
         start = partial(start_workers, workers=workers, prepare=use_one_thread)
-        found = audit_training(job, canaries, lambda trainer: start(trainer)[0], listen, confidence=confidence)
+        found = audit.audit_training(
+            job, canaries, lambda trainer: start(trainer)[0], listen, confidence=confidence
+        )
     replace_file(run / AUDIT, to_json(found).encode(), mode=0o666)
     write_report(read_report(run), run)
     _conclude(
@@ -172,8 +163,8 @@ def membership(
 ) -> None:
     """Tell records of members from others by the loss of the released model; plot the attack's error rates."""
     check_range("records", records, 1, MOST_TRIALS)
-    found = attack_membership(run, _job(run, (task, model), partition, data), records)
-    plot = write_plot(found, run)
+    found = audit.attack_membership(run, _job(run, (task, model), partition, data), records)
+    plot = audit.write_plot(found, run)
     if json:
         print_json({**found.summary(), "plot": str(plot)})
         return
@@ -261,7 +252,7 @@ def _down(value: float) -> str:
     return f"{math.floor(1000 * value) / 1000:g}"
 
 
-def _conclude(found: "MechanismAudit | TrainingAudit", *lines: str, json: bool) -> None:
+def _conclude(found: MechanismAudit | TrainingAudit, *lines: str, json: bool) -> None:
     """Print what an audit found, and exit with a status of its own if it refutes the claim."""
     above = "refuted: the lower bound is above it" if found.is_refuted else "not refuted"
     if json:

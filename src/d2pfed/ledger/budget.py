@@ -177,9 +177,6 @@ def decode_body(text: str, kind: type[Value]) -> Value:
     """Return the `Budget` or `ChargedRun` that has exactly this text."""
     name = "budget" if kind is Budget else "charged run"
     try:
-        value = canonical.decode(text, _TYPES)
+        return canonical.decode(text, _TYPES, kind)
     except ConfigError as error:
         raise LedgerError(f"not the text of a {name}, or of another version: {error}") from error
-    if not isinstance(value, kind):
-        raise LedgerError(f"not the text of a {name}: it is that of {value!r}")
-    return value

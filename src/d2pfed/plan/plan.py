@@ -352,10 +352,7 @@ TYPES: dict[str, type] = {
 
 def decode_plan(text: str) -> Plan:
     """Return the plan that has exactly this canonical text."""
-    plan = canonical.decode(text, TYPES, most=MOST_CHARACTERS)
-    if not isinstance(plan, Plan):
-        raise ConfigError(f"the text of a plan was expected, got that of a {type(plan).__name__}")
-    return plan
+    return canonical.decode(text, TYPES, Plan, most=MOST_CHARACTERS)
 
 
 def observers(plan: Plan) -> tuple[Observer, ...]:
