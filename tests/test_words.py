@@ -39,16 +39,8 @@ EXEMPT = """
 README.md
 docs/evidence.md
 docs/evidence/survivors.md
-docs/fit.md
-docs/howto/budget.md
 docs/howto/epsilon.md
-docs/howto/from-homomorphic-encryption.md
-docs/index.md
 docs/paper.md
-docs/silos.md
-docs/statistics.md
-docs/theory.md
-docs/training.md
 src/d2pfed/accounting/composition.py
 src/d2pfed/accounting/filters.py
 src/d2pfed/accounting/laws.py
