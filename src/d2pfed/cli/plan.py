@@ -93,10 +93,10 @@ def plan(wanted: dict[str, Any], *, json: options.AsJson = False) -> None:
     traffic = [("protocol", str(summary.protocol or "none: simulations of the sum only"))]
     if summary.traffic is not None:
         parts = {"a client": summary.traffic.client, "a member of the committee": summary.traffic.member}
-        for who, sent in parts.items():
-            if sent is not None:
-                traffic.append((f"{who} sends", f"{sent.sent:,} bytes per attempt"))
-                traffic.append((f"{who} receives", f"{sent.received:,} bytes per attempt, the model included"))
+        for who, each in parts.items():
+            if each is not None:
+                traffic.append((f"{who} sends", f"{each.sent:,} bytes per attempt"))
+                traffic.append((f"{who} receives", f"{each.received:,} bytes per attempt, the model included"))
         if summary.traffic.roster:
             traffic.append(("roster", f"{summary.traffic.roster:,} bytes, once"))
     table = Table(title="The plan", title_justify="left", show_header=False)

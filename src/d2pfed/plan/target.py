@@ -11,7 +11,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from d2pfed import fields
 from d2pfed.accounting import (
     CAP_SHARE,
     RATE_STEPS,
@@ -28,6 +27,7 @@ from d2pfed.accounting import (
     observer_named,
 )
 from d2pfed.errors import ConfigError, shown
+from d2pfed.fields import TRAINING, check_between, check_positive, check_range, check_types, documented, setting
 from d2pfed.noise.mechanisms import MechanismName
 from d2pfed.numerics import canonical
 from d2pfed.numerics.model_bytes import FLOAT_BITS, require_bits
@@ -100,7 +100,7 @@ def parse_compression(text: str) -> int | str:
     raise ConfigError(f"compression must be a power of two, auto or off, got {text[:80]!r}")
 
 
-@fields.documented
+@documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyTarget:
     """A privacy target: how private, against whom, over which clients, for how many rounds of how long a vector.
@@ -109,94 +109,90 @@ class PrivacyTarget:
     `fit` fills in are None until they are known; `calibrate` refuses a target that lacks one.
     """
 
-    dimension: int = fields.setting(
-        None, "Number of parameters that are trained.", fields.TRAINING, filled_in="`fit`"
-    )
-    population: int = fields.setting(None, "Number of clients in the population.", filled_in="`fit`")
-    cohort_size: int = fields.setting(None, "Number of clients asked in each round.", filled_in="`fit`")
-    rounds: int = fields.setting(None, "Number of rounds.", fields.TRAINING, filled_in="`fit`")
-    epsilon: float = fields.setting(1.0, "Bound on what the observer learns about one client.")
-    delta: float | None = fields.setting(
+    dimension: int = setting(None, "Number of parameters that are trained.", TRAINING, filled_in="`fit`")
+    population: int = setting(None, "Number of clients in the population.", filled_in="`fit`")
+    cohort_size: int = setting(None, "Number of clients asked in each round.", filled_in="`fit`")
+    rounds: int = setting(None, "Number of rounds.", TRAINING, filled_in="`fit`")
+    epsilon: float = setting(1.0, "Bound on what the observer learns about one client.")
+    delta: float | None = setting(
         None, "Failure probability of the guarantee.", unset="population^-1.1; records^-1.1"
     )
-    against: Observer = fields.setting(
+    against: Observer = setting(
         RELEASED,
         "Observer that epsilon holds against: released, server, client, alone or colluding(c).",
         parse=observer_named,
     )
-    mechanism: MechanismName = fields.setting(MechanismName.CENTERED, "How noise enters the sum.")
-    sampling: Sampling = fields.setting(
+    mechanism: MechanismName = setting(MechanismName.CENTERED, "How noise enters the sum.")
+    sampling: Sampling = setting(
         Sampling.FIXED, "How cohorts are drawn; with the unit record every silo is asked: none."
     )
-    adjacency: Adjacency = fields.setting(
+    adjacency: Adjacency = setting(
         None, "Which neighboring data sets are compared.", unset="replace-one; add-remove for records"
     )
-    unit: Unit = fields.setting(
+    unit: Unit = setting(
         Unit.CLIENT, "What is protected: all that a client holds, or one record (or group of records) of a silo."
     )
-    records: int | None = fields.setting(
+    records: int | None = setting(
         None,
         "Public number of records of all silos, for the unit record; sums are divided by its share in a batch.",
         unset="`fit` counts them where adjacency is not add-remove",
     )
-    batch_rate: float | None = fields.setting(
+    batch_rate: float | None = setting(
         None,
         "Probability with which a silo draws each of its records in a round, by a secret coin.",
         unset=f"{USUAL_BATCH} records in a round",
     )
-    max_silos: int = fields.setting(1, "In how many silos one person may have records, for the unit record.")
-    dropouts: float = fields.setting(0.0, "Fraction of a cohort that may be missing from the sum.")
-    colluders: float = fields.setting(0.0, "Fraction of the population that may tell the server all it knows.")
-    draws: int = fields.setting(
+    max_silos: int = setting(1, "In how many silos one person may have records, for the unit record.")
+    dropouts: float = setting(0.0, "Fraction of a cohort that may be missing from the sum.")
+    colluders: float = setting(0.0, "Fraction of the population that may tell the server all it knows.")
+    draws: int = setting(
         bounds.VERIFIED_DRAWS,
         "Number of cohorts that the server can choose among, as clients verify; 0: draws are not verified.",
     )
-    consistency: Consistency = fields.setting(
+    consistency: Consistency = setting(
         Consistency.ASSUMED,
         "How clients know that the server sent all of them the same: assumed (simulation), signed (deployment).",
     )
-    protocol: ProtocolChoice = fields.setting(
+    protocol: ProtocolChoice = setting(
         ProtocolChoice.AUTO,
         "How vectors are added up: pairwise (fresh masks, up to 1,000 clients), standing (silos), lattice (clients "
         "speak once, up to 20,000), or auto.",
         also=canonical.OMITTED_IF_DEFAULT,
     )
-    max_participations: int | None = fields.setting(
+    max_participations: int | None = setting(
         None, "Cap on the contributions of one client.", unset="the least cap that hardly ever binds"
     )
-    attempts_per_round: int = fields.setting(3, "How often one round may be tried.")
-    spare: int | None = fields.setting(
+    attempts_per_round: int = setting(3, "How often one round may be tried.")
+    spare: int | None = setting(
         None,
         "Attempts beyond one per round that epsilon covers, for rounds that fail after they were charged.",
         unset="a tenth of the rounds",
     )
-    clip: float | str = fields.setting(
+    clip: float | str = setting(
         1.0,
         "L2 bound on the update of one client: a number, or auto (from 1 on) or auto(c) (from c on) to follow "
         "the median norm privately.",
         parse=parse_clip,
     )
-    bits: int | None = fields.setting(
-        None, "Bits per coordinate.", unset="the fewest that hold the noise and the sum"
-    )
-    rotation: RotationName = fields.setting(RotationName.HADAMARD, "The random rotation before rounding.")
-    compression: int | str = fields.setting(
+    bits: int | None = setting(None, "Bits per coordinate.", unset="the fewest that hold the noise and the sum")
+    rotation: RotationName = setting(RotationName.HADAMARD, "The random rotation before rounding.")
+    compression: int | str = setting(
         OFF,
         "Number of coordinates that a client's vector is folded to, a power of two; auto: as few as cost little "
         "beside the noise; or off.",
         also=canonical.OMITTED_IF_DEFAULT,
         parse=parse_compression,
     )
-    longest_mean: float = fields.setting(
+    longest_mean: float = setting(
         1.0,
         "How long the mean of clipped updates is taken to be, over the clip, where bits are chosen, so that what "
         "wraps has at most 1 % of the noise's energy; 1: all may agree, and 1 % of the sums may wrap.",
         also=canonical.OMITTED_IF_DEFAULT,
     )
-    download_bits: int = fields.setting(
+    download_bits: int = setting(
         FLOAT_BITS,
         "Bits per parameter of the model that clients are sent: 8 or 32.",
-        fields.TRAINING,
+        TRAINING,
         also=canonical.OMITTED_IF_DEFAULT,
     )
 
@@ -210,7 +206,7 @@ class PrivacyTarget:
                 object.__setattr__(self, name, value)
         if of_records and self.sampling == Sampling.FIXED:
             object.__setattr__(self, "sampling", Sampling.NONE)
-        fields.check_types(self)
+        check_types(self)
         self._check_numbers()
         if self.unit is Unit.RECORD:
             self._check_records()
@@ -230,12 +226,12 @@ class PrivacyTarget:
         }
         for name, (least, most) in limits.items():
             if getattr(self, name) is not None:
-                fields.check_range(name, getattr(self, name), least, most)
-        fields.check_positive("epsilon", self.epsilon)
+                check_range(name, getattr(self, name), least, most)
+        check_positive("epsilon", self.epsilon)
         if self.delta is not None:
-            fields.check_between("delta", self.delta, bounds.LEAST_DELTA, 1, "[)")
+            check_between("delta", self.delta, bounds.LEAST_DELTA, 1, "[)")
         if not isinstance(self.clip, str):
-            fields.check_positive("clip", self.clip)
+            check_positive("clip", self.clip)
         if isinstance(self.compression, int):
             size = self.dimension or MAX_DIMENSION  # `fit` fills it in
             if not 2 <= self.compression < size or self.compression & (self.compression - 1):
@@ -244,9 +240,9 @@ class PrivacyTarget:
                     f"{f' {size}' if self.dimension else ''}, auto or off, got {shown(self.compression)}"
                 )
         require_bits(self.download_bits)
-        fields.check_between("longest_mean", self.longest_mean, 0, 1, "(]")
+        check_between("longest_mean", self.longest_mean, 0, 1, "(]")
         for name in ("dropouts", "colluders"):
-            fields.check_between(name, getattr(self, name), 0, 1, "[)")
+            check_between(name, getattr(self, name), 0, 1, "[)")
 
     def _check_records(self) -> None:
         if self.mechanism is not MechanismName.CENTERED or isinstance(self.clip, str):
@@ -259,7 +255,7 @@ class PrivacyTarget:
                 f"{self.max_participations}"
             )
         if self.records is not None:
-            fields.check_range("records", self.records, 1, bounds.MOST_POPULATION)
+            check_range("records", self.records, 1, bounds.MOST_POPULATION)
         if self.batch_rate is not None and not 1 / RATE_STEPS <= self.batch_rate <= 1:
             raise ConfigError(f"batch_rate must be in [2^-32, 1], got {self.batch_rate}")
         if not self.missing:
