@@ -40,7 +40,8 @@ from d2pfed.secagg.wire import ClientId, MessageKind
 
 BITS = 11
 LATTICE, BY_SLOT = "lattice", "lattice by slot"  # clients hold the roster, or its head
-CLIENTS = {LATTICE: (100, 1_000), BY_SLOT: (1_000, 10_000), "pairwise": (1_000, 100)}
+# By protocol; what goals hold against each other is measured one after the other.
+CLIENTS = {LATTICE: (100, 1_000), "pairwise": (1_000, 100), BY_SLOT: (1_000, 10_000)}
 DIMENSIONS = (20_000, 100_000, 1_000_000)
 FLOWER_CLIENTS, FLOWER_DIMENSIONS = (32, 100), (20_000, 100_000)
 GOAL = (1_000, 100_000, 100)  # clients, coordinates and lost clients of the goals
