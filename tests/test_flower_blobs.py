@@ -21,7 +21,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
-from d2pfed.deploy import transport
+from d2pfed.deploy import requests, transport
 from d2pfed.deploy.requests import MISSING, Blob, ExchangeRequest, MissingBlob, RequestKind
 from d2pfed.deploy.state import MAX_BLOBS, Blobs
 from d2pfed.deploy.transport import Answer, ClientExchange, Deadlines, Pace, Transport
@@ -205,10 +205,10 @@ def superlink(request, tmp_path):
     return store
 
 
-def push(store, content, most=None):
+def push(store, content, most=None, run=1):
     """Send a message's objects as Flower's grid does, all or the first few; return the bytes that were sent."""
     nested, sent = get_all_nested_objects(content), 0
-    for name in store.preregister(1, get_object_tree(content))[:most]:
+    for name in store.preregister(run, get_object_tree(content))[:most]:
         data = nested[name].deflate()
         store.put(name, data)
         sent += len(data)
@@ -232,6 +232,15 @@ def test_a_superlink_stores_a_model_once_until_the_last_node_has_it(superlink):
     assert fetch(superlink, second) == b"second" + LONG
     superlink.delete(second.object_id)
     assert len(superlink) == 0
+
+
+def test_models_of_two_apps_that_share_a_chunk_outlive_each_other(superlink):
+    first, second = (to_record(RequestKind.EXCHANGE, b"head", LONG[:size]) for size in (len(LONG), 6 << 20))
+    push(superlink, first)
+    assert push(superlink, second, run=2) < 2 << 20  # but for their common first chunk
+    superlink.delete_objects_in_run(1)
+    superlink.delete(first.object_id)
+    assert fetch(superlink, second) == b"head" + LONG[: 6 << 20]
 
 
 def test_a_model_that_a_killed_server_sent_in_part_is_completed_by_the_next(superlink):
@@ -303,3 +312,17 @@ def test_an_end_of_another_form_is_refused(end):
     content = RecordDict({RequestKind.EXCHANGE.value: ConfigRecord({"data": b"head"}), "blob": end})
     with pytest.raises(PeerError, match="must have one array of bytes"):
         from_record(content)
+
+
+def test_what_is_longer_than_a_frame_may_be_is_refused_on_both_sides(monkeypatch):
+    for module in (requests, transport):
+        monkeypatch.setattr(module, "MAX_FRAME_BYTES", 1000)
+    with pytest.raises(PeerError, match="a frame must have a size of at most 1000, got 1001"):
+        ExchangeRequest.decode(bytes(1001))
+    answers = [
+        Answer(name, 7, RequestKind.EXCHANGE, bytes(size)) for name, size in (("fits", 1000), ("long", 1001))
+    ]
+    server = Transport(SimpleNamespace(pull=lambda _: answers), Pace(0.1))
+    found = dict(server.pull(RequestKind.EXCHANGE, "MASK_REQUEST", {"fits": 7, "long": 7}))
+    assert found == {"fits": bytes(1000), "long": None}
+    assert server.refusals == {"malformed": 1}
