@@ -135,7 +135,9 @@ OUT_OF_PLAN = [(0, 3), (2, 0), (0, 19), (6, 1)]  # of two rounds with three atte
 @pytest.mark.parametrize(("number", "attempt"), OUT_OF_PLAN)
 def test_an_attempt_that_the_plan_does_not_have_is_refused(number, attempt):
     draw = FIRST_DRAW + 3 * number + attempt
-    with pytest.raises(PeerError, match=f"2 rounds with 3 attempts each has no round {number}, attempt {attempt}"):
+    with pytest.raises(
+        PeerError, match=f"2 rounds with 3 attempts each has no round {number + 1}, attempt {attempt}"
+    ):
         accept_drawn(make_plan(), invite(make_plan(), draw, number=number, attempt=attempt)[1])
 
 

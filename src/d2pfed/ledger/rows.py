@@ -44,7 +44,7 @@ class Key:
             raise ConfigError(f"round and attempt must be in [0, 2^63), got {self.round} and {self.attempt}")
 
     def __str__(self) -> str:
-        return f"run {self.run}, round {self.round}, attempt {self.attempt}"
+        return f"run {self.run}, round {self.round + 1}, attempt {self.attempt}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,7 @@ def require_planned_number(plan: Plan, invited: Invitation) -> None:
     if invited.round >= plan.rounds or invited.attempt >= plan.attempts_per_round:
         raise PeerError(
             f"a plan of {plan.rounds} rounds with {plan.attempts_per_round} attempts each has no round "
-            f"{invited.round}, attempt {invited.attempt}"
+            f"{invited.round + 1}, attempt {invited.attempt}"
         )
 
 
@@ -220,7 +220,9 @@ def require_draw_by_number(plan: Plan, invited: Invitation, first_draw: int) -> 
     steps = invited.round * plan.attempts_per_round + invited.attempt
     due = first_draw if plan.sampling.method is Sampling.ONCE else first_draw + steps
     if invited.draw != due:
-        raise PeerError(f"round {invited.round}, attempt {invited.attempt} is of draw {due}, got {invited.draw}")
+        raise PeerError(
+            f"round {invited.round + 1}, attempt {invited.attempt} is of draw {due}, got {invited.draw}"
+        )
 
 
 def accept_standing_invitation(plan: Plan, invitation: bytes, roster: Roster) -> standing.Epoch:
