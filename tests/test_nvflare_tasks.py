@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -111,6 +112,23 @@ def test_a_federation_of_sites_trains_in_pairs(tmp_path):
     assert np.abs(params - exact).max() < 2 * noise_bound(plan, SITES)
     rows = read_rows(tmp_path / "run" / "ledger.sqlite")
     assert [row.kind for row in rows if row.key is not None] == [RowKind.RESERVE, RowKind.COMMIT] * 2
+
+
+def test_a_long_model_that_goes_beside_its_request_arrives(tmp_path):
+    size, sent = 70_000, []
+    plan, roster, sites = make_plan(dimension=size, download_bits=8), enrol(tmp_path, SITES), LocalSites(tmp_path)
+    engine = TaskEngine(sites)
+    push = engine.push
+
+    def watched(*arguments, blob=b""):
+        sent.append(len(blob))
+        return push(*arguments, blob=blob)
+
+    watching = SimpleNamespace(nodes=engine.nodes, pull=engine.pull, push=watched)
+    start = {"params": np.zeros(size, np.float32)}
+    params = strategy(plan, tmp_path, roster).train(watching, start, over="NVFlare", rounds=1)["params"]
+    assert sum(length >= size for length in sent) == SITES
+    assert params[:SITES].min() > 0.5 / SITES
 
 
 def test_a_site_that_is_lost_drops_out_and_a_run_goes_on(tmp_path):
