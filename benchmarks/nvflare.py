@@ -15,9 +15,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
@@ -25,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.deployment import Case, Executor, Way, measure
+from benchmarks.deployment import NAMES, Case, Executor, Way, measure
 
 _ROOT = Path(__file__).resolve().parent.parent
 _HERE = _ROOT / "benchmarks" / "nvflare_app"
@@ -44,7 +44,7 @@ _ENCRYPTED = "from nvflare.app_opt.pt.recipes.fedavg_he import FedAvgRecipeWithH
 # As often as a private job has sites ask for tasks: NVFlare's own 2 and 0.5 seconds would be most of a round.
 _OFTEN = """recipe.add_server_config({"server": {"task_request_interval": 0.1}})
 recipe.add_client_config({"default_task_fetch_interval": 0.1})"""
-_STARTED = re.compile(r"^(\S+ \S+) .*Round (\d+) started", re.MULTILINE)
+_STARTED = re.compile(r"Round \d+ started")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds of each round that counts, and the machine's load, as of one minute, before and after each turn."""
+    """One turn of a way: seconds of each round that counts, and the load of a minute, before and after."""
 
     what: str
     sites: int
-    seconds: list[float] = field(default_factory=list)
-    loads: list[float] = field(default_factory=list)
+    seconds: list[float]
+    loads: tuple[float, float]
 
 
 def _records(sites: int) -> dict[str, object]:
@@ -80,11 +80,11 @@ def jobs(sites: int) -> tuple[Job, ...]:
     pairs = {"epsilon": 1000.0, "clip": 1.0, "dropouts": 0.0, "colluders": 0.1}
     encrypted = (Job("NVFlare, FedAvg, HE (CKKS)", _ENCRYPTED, change=_OFTEN),) if find_spec("tenseal") else ()
     return (
-        Job("NVFlare, FedAvg, as it comes", _THEIRS),
         Job("NVFlare, FedAvg", _THEIRS, change=_OFTEN),
         *encrypted,
         Job("NVFlare, private, keys per round", _OURS, privacy=pairs),
         Job("NVFlare, private, records, standing keys", _OURS, "silo.py", _records(sites)),
+        Job("NVFlare, FedAvg, asking every 2 s as it comes", _THEIRS),
     )
 
 
@@ -97,54 +97,52 @@ def run(job: Job, network: Any, name: str, sites: int, rounds: int) -> list[floa
         script=job.script, more=more, change=job.change, place=place,
     )  # fmt: skip
     subprocess.run([sys.executable, "-c", text], cwd=_HERE, check=True, capture_output=True)  # noqa: S603 - ours
+    printed = len(network.log("server"))
     number = network.admin("submit", str(place / name))
-    records, log = network.own("server") / name / "metrics.jsonl", network.kit("server") / number / "log.txt"
+    records = network.own("server") / name / "metrics.jsonl"
     ticks, until = list[float](), time.monotonic() + _PATIENCE
     while len(ticks) < rounds:
-        if time.monotonic() > until or "FINISHED:EXEC" in network.log("server").rpartition(number)[2][:1000]:
+        if time.monotonic() > until:
             raise SystemExit(f"{job.what}: {len(ticks)} rounds: {network.log('server')[-3000:]}")
         time.sleep(0.03)
         if job.privacy is None:
-            begun = _STARTED.findall(log.read_text()) if log.exists() else []
-            ticks = [datetime.fromisoformat(when.replace(",", ".")).timestamp() for when, _ in begun]
+            done = len(_STARTED.findall(network.log("server")[printed:]))
         else:
             done = len(records.read_text().splitlines()) if records.exists() else 0
-            ticks += [time.monotonic()] * (done - len(ticks))
+        ticks += [time.monotonic()] * (done - len(ticks))
     while not network.admin("status", number).startswith("FINISHED"):
         time.sleep(1)
-    return [after - before for before, after in pairwise(ticks)][job.privacy is None :]
+    return [after - before for before, after in pairwise(ticks)][1 if job.privacy is None else 0 :]
 
 
 def bench(sites: int, rounds: int, repeats: int, silos: int, silo_rounds: int) -> Iterator[Measured]:
-    """Yield a row for each way; none of `sites` or of `silos` leaves those out."""
+    """Yield a row for each turn of each way; none of `sites` or of `silos` leaves those out."""
     if sites:
         yield from _take_turns(sites, rounds, repeats)
     if silos:
         job = Job("NVFlare, private, records, many silos", _OURS, "silo.py", _records(silos))
         with TemporaryDirectory() as directory, _network(Path(directory), silos) as network:
             network.bring_up(*network.names)
-            row = Measured(job.what, silos, loads=[os.getloadavg()[0]])
-            row.seconds.extend(run(job, network, "silos", silos, silo_rounds))
-            row.loads.append(os.getloadavg()[0])
-            yield row
+            yield _timed(job.what, silos, lambda: run(job, network, "silos", silos, silo_rounds))
 
 
-def _take_turns(sites: int, rounds: int, repeats: int) -> list[Measured]:
-    rows: dict[str, Measured] = {}
+def _take_turns(sites: int, rounds: int, repeats: int) -> Iterator[Measured]:
     with TemporaryDirectory() as directory, _network(Path(directory), sites) as network:
         network.bring_up(*network.names)
         for turn in range(repeats):
             for place, job in enumerate(jobs(sites)):
-                row = rows.setdefault(job.what, Measured(job.what, sites))
-                row.loads.append(os.getloadavg()[0])
-                row.seconds.extend(run(job, network, f"timed-{turn}-{place}", sites, rounds))
-                row.loads.append(os.getloadavg()[0])
+                train = partial(run, job, network, f"timed-{turn}-{place}", sites, rounds)
+                yield _timed(job.what, sites, train)
             for way in (Way.PLAIN, Way.PRIVATE, Way.STANDING):
-                found, before = measure(Case(way, Executor.WARM, sites, rounds), 600.0), os.getloadavg()[0]
-                row = rows.setdefault(found.what, Measured(f"Flower, {found.what}", sites))
-                row.seconds.extend([found.seconds] if found.seconds is not None else [])
-                row.loads.extend([before, os.getloadavg()[0]])
-    return list(rows.values())
+                case = Case(way, Executor.WARM, sites, rounds)
+                yield _timed(
+                    f"Flower, {NAMES[way]}", sites, lambda case=case: [measure(case, 900.0).seconds or 0.0]
+                )
+
+
+def _timed(what: str, sites: int, train: Callable[[], list[float]]) -> Measured:
+    before = os.getloadavg()[0]
+    return Measured(what, sites, train(), (before, os.getloadavg()[0]))
 
 
 def _network(directory: Path, sites: int) -> Any:  # noqa: ANN401 - a test's
@@ -156,12 +154,21 @@ def _network(directory: Path, sites: int) -> Any:  # noqa: ANN401 - a test's
 
 
 def table(rows: Sequence[Measured]) -> str:
-    """Return the rows for people."""
-    lines = [
-        f"{statistics.median(row.seconds):6.2f} s  {row.what}, {row.sites} sites" for row in rows if row.seconds
-    ]
-    silos = [statistics.mean(row.seconds) * _LONG_RUN / 60 for row in rows if "silos" in row.what]
-    return "\n".join([*lines, *(f"{minutes:.1f} minutes for {_LONG_RUN} rounds" for minutes in silos)])
+    """Return the median of each way for people."""
+    lines = []
+    for what in dict.fromkeys(row.what for row in rows):
+        seconds = [each for row in rows if row.what == what for each in row.seconds]
+        sites, loads = (
+            next(row.sites for row in rows if row.what == what),
+            [row.loads for row in rows if row.what == what],
+        )
+        low, high = min(map(min, loads)), max(map(max, loads))
+        lines.append(
+            f"{statistics.median(seconds):6.2f} s  {what}, {sites} sites, at a load of {low:.0f} to {high:.0f}"
+        )
+        if "silos" in what:
+            lines.append(f"{statistics.mean(seconds) * _LONG_RUN / 60:6.1f} minutes for {_LONG_RUN} rounds")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -174,10 +181,12 @@ def main() -> None:
     parser.add_argument("--silo-rounds", type=int, default=51)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
-    rows = list(bench(chosen.sites, chosen.rounds, chosen.repeats, chosen.silos, chosen.silo_rounds))
+    rows: list[Measured] = []
+    for row in bench(chosen.sites, chosen.rounds, chosen.repeats, chosen.silos, chosen.silo_rounds):
+        rows.append(row)
+        if chosen.out is not None:
+            chosen.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     print(table(rows))
-    if chosen.out is not None:
-        chosen.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ def main():
         min_clients=n_clients,
         num_rounds=num_rounds,
         privacy={"unit": "record", "epsilon": 8.0, "clip": 1.0, "records": 50_000, "batch_rate": 0.02, "dropouts": 0.0},
+        evaluations={"final": {"classes": 10, "epsilon": 1.0}},
         # Model can be specified as class instance or dict config:
         model=SimpleNetwork(),
         # Alternative: model={"class_path": "model.SimpleNetwork", "args": {}},
