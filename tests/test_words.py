@@ -47,7 +47,6 @@ docs/index.md
 docs/paper.md
 docs/silos.md
 docs/statistics.md
-docs/theory.md
 docs/training.md
 src/d2pfed/accounting/composition.py
 src/d2pfed/accounting/filters.py
