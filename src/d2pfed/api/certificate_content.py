@@ -348,6 +348,7 @@ def _assumptions(plan: Plan) -> list[str]:
             "For `released`: who reads the models does not learn who took part. The clients of a cohort do.",
             "For `released`: who sees the ledger, the server's log or its traffic has the row `server` instead.",
             "For `released`: dropping out depends neither on who was drawn nor on what a client holds.",
+            "For `released`: no attempt that was void asked for vectors, as clients count these towards their cap.",
             "For `released`: no client's own budget ends before its cap; no client keeps a state from round to round.",
         ]
     if plan.sampling.method is Sampling.ONCE:
