@@ -689,25 +689,21 @@ def added_epsilon(
 def filtered_epsilon(parts: Parts, delta: float) -> float:
     """Return epsilon of releases each of which may have been chosen from outputs, where nothing is hidden.
 
-    Gaussians by the sum of their squared ratios, others by one rho with D(alpha) <= alpha rho. Which of these a ledger
-    will hold, and how epsilon is divided between them, was open: each case has its own share of delta.
+    Gaussians alone by the sum of their squared ratios, all others, and Gaussians beside them, by one rho with
+    D(alpha) <= alpha rho. Which of these a ledger will hold was open: each case has its own share of delta.
     """
     squared = slack = rho = 0.0
+    is_gaussian = True
     for part, times in parts.items():
         count, smooth = times * part.count, surrogate(part, 1 << 12)
+        rho += count * float(np.max(renyi_curve(part) / ORDERS))
         if smooth is not None and smooth[1] <= 1e-4 / (1 << 12):
             squared, slack = squared + count * part.shift**2 / smooth[0], slack + count * smooth[1]
         else:
-            rho += count * float(np.max(renyi_curve(part) / ORDERS))
-    if slack > 1e-4:
-        return math.inf
-    if not rho:
-        return gaussian_epsilon(squared, 1e-4, 0.8 * delta)
-    if not squared:
-        return renyi_epsilon(rho * ORDERS, 0.1 * delta)
-    share = 0.05 * delta / (63 * 2)  # of 63 ways to give two or three kinds whole tenths of epsilon
-    smooth_one, other = gaussian_epsilon(squared, 1e-4, share), renyi_epsilon(rho * ORDERS, share)
-    return min(max(10 * smooth_one / tenths, 10 * other / (10 - tenths)) for tenths in range(1, 10))
+            is_gaussian = False
+    if not is_gaussian:
+        return renyi_epsilon(rho * ORDERS, 0.15 * delta)
+    return math.inf if slack > 1e-4 else gaussian_epsilon(squared, 1e-4, 0.75 * delta)
 
 
 def counted_epsilon(fixed: Sequence[Parts], later: Sequence[Parts], delta: float, epsilon: float) -> float:
