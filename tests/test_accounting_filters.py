@@ -208,7 +208,9 @@ def test_masses_that_are_no_pair_of_laws_are_no_unit():
     forward, backward = filters._losses(reference, reference.pair)
     assert forward.apart == backward.apart < 1e-11
     masses = forward.masses.copy()
-    masses[-forward.first + 1] *= 1.001
+    more = 1e-3 * masses[-forward.first + 1]
+    masses[-forward.first + 1] += more
+    masses[-forward.first] -= more
     odd = replace(forward, masses=masses)
     ahead, behind = (losses._Side(each.masses[1 - each.first :], each.infinite, 0.0) for each in (odd, backward))
     assert losses._apart(ahead, behind, odd, backward) > 1e-6

@@ -47,7 +47,7 @@ _NEIGHBORS = {
 }
 _DRAWN = {
     Sampling.FIXED: "a fresh uniform cohort of known size for each charged attempt",
-    Sampling.ONCE: "a random partition: each client is in one cohort of the run; nothing is amplified",
+    Sampling.ONCE: "a random partition: each client is in one cohort of the run",
     Sampling.NONE: "cohorts that are known or were not drawn at random; nothing is amplified",
 }
 _BY_COINS = "every silo in every attempt; in each, every record by a secret coin of its silo, which amplifies"
@@ -352,7 +352,11 @@ def _assumptions(plan: Plan) -> list[str]:
             "For `released`: no client's own budget ends before its cap; no client keeps a state from round to round.",
         ]
     if plan.sampling.method is Sampling.ONCE:
-        found.append("No client is in two cohorts of the run, and dropping out does not depend on data.")
+        found += [
+            "No client is in two cohorts of the run, and dropping out does not depend on data.",
+            "For `released`, where it is below `server`: who reads the models does not learn who took part when.",
+            "For `released`, where it is below `server`: who was drawn, and earlier sums, make no attempt fail.",
+        ]
     return found
 
 
