@@ -433,7 +433,7 @@ def mean_command(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Measure the error of a private mean against bits; rows that --out holds are not measured again.
+    """Measure the error of a private mean against bits; --out resumes.
 
     Of every mechanism, for 100 to 10,000 clients and vectors of 250 to 65,536 numbers, over that of a trusted server.
     """
