@@ -32,7 +32,7 @@ class HiddenBlocks:
     blocks: int
 
     def epsilon(self, delta: float, known: float, points: int) -> float:
-        """Return epsilon on a grid of so many points, at most `known`, which is that of someone who knows the block."""
+        """Return epsilon on a grid of this many points, at most `known`: that of someone who knows the block."""
         low, high = 0.0, known
         if not math.isfinite(known) or self.delta(known, points) > delta:
             return known
