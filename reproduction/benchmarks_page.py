@@ -30,15 +30,15 @@ _HEAD = """# Benchmarks
 Tasks that others use, with a guarantee for a whole client against the server, beside the same training without privacy.
 Every row is one command, `scripts/reproduce NAME --data DIR`, and every number is read from
 `reproduction/results/NAME.json`; this page is written by `scripts/reproduce page`. Accuracies are of test data that was
-opened once, at the end of each run: the mean over seeds, the lowest and the highest. Where the text of a benchmark names a grid, runs with and
-without privacy took their learning rates from it, each by its own validation accuracy; the others run without privacy
-by the settings of the private runs, unclipped, which shows what privacy costs this training, not the best that can be had. Earlier settings whose test accuracy was seen
-are these: `writers` and `speakers` without privacy had others, given up as they were below the private runs; `idx28`
-had others that came to 87 % with and without privacy, and `cifar10-server` half the filters, which came to 65.8 %.
-Adjacency is replace-one;
-epsilon *alone* is against the server together with all other clients. `DIR` holds the data in its official files:
-`mnist/*-ubyte`, `qmnist/*`, `cifar-10-batches-bin/*.bin`, `shakespeare/tinyshakespeare.txt`, and `idx28/*-ubyte` for
-any other 28 x 28 images in MNIST's format (Fashion-MNIST, say), all plain or as `.gz`.
+opened once, at the end of each run: the mean over seeds, the lowest and the highest. Where the text of a benchmark
+names a grid, runs with and without privacy took their learning rates from it, each by its own validation accuracy; the
+others run without privacy by the settings of the private runs, unclipped, which shows what privacy costs this training,
+not the best that can be had. Earlier settings whose test accuracy was seen are these: `writers` and `speakers` without
+privacy had others, given up as they were below the private runs; `idx28` had others that came to 87 % with and without
+privacy, and `cifar10-server` half the filters, which came to 65.8 %. Adjacency is replace-one; epsilon *alone* is
+against the server together with all other clients. `DIR` holds the data in its official files: `mnist/*-ubyte`,
+`qmnist/*`, `cifar-10-batches-bin/*.bin`, `shakespeare/tinyshakespeare.txt`, and `idx28/*-ubyte` for any other 28 x 28
+images in MNIST's format (Fashion-MNIST, say), all plain or as `.gz`.
 """
 
 
