@@ -1,12 +1,13 @@
 """What the protocol of an attempt or an epoch is bound to, and what a client checks before it joins one."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.noise.mechanisms import Shared
-from d2pfed.numerics.randomness import digest
+from d2pfed.numerics.randomness import PathPart, digest
 from d2pfed.plan import Enrolled, Plan, Protocol, require_standing
 from d2pfed.secagg import Delivery, Invitation, Roster, Session, decode_invitation, lattice, standing
 from d2pfed.secagg.draws import draw_key, draw_order, require_path
@@ -123,7 +124,12 @@ def delivery_of(plan: Plan) -> Delivery:
 
 def rotation_seed(session: AttemptBinding) -> bytes:
     """Return the public seed of an attempt's rotation: both sides know it, so it travels in no message."""
-    return digest("rotation", session.plan_digest, session.run, session.round, session.attempt)
+    return _rotation_seed(session.plan_digest, session.run, session.round, session.attempt)
+
+
+@lru_cache(2)  # all clients of a simulation ask for the same
+def _rotation_seed(*names: PathPart) -> bytes:
+    return digest("rotation", *names)
 
 
 def epoch_of(
