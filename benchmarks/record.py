@@ -13,7 +13,7 @@ from d2pfed.cli.show import plain
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 DOCS = ROOT / "docs"
-PACKAGES = ("d2pfed", "numpy", "scipy", "numba", "cryptography", "torch", "flwr", "ray", "pfl", "opendp")
+PACKAGES = ("d2pfed", "numpy", "scipy", "numba", "cryptography", "torch", "flwr", "ray", "pfl", "opendp", "opacus")
 
 
 def surroundings() -> dict[str, object]:

@@ -1,8 +1,14 @@
-"""Rounds over 20 silos with privacy of a record, beside Opacus' DP-SGD and plain SGD on the pooled records."""
+"""Rounds over 20 silos with privacy of a record, compared with Opacus' DP-SGD and plain SGD on the pooled records.
+
+Both draw Poisson batches of 256 expected records out of 5,000, clip the gradient of each record, add noise and take a
+step, in one process with one thread of torch. They take turns, and a ratio is the median over turns of ours divided by
+theirs. Ours includes the round's rows of the ledger and its checkpoint, in memory.
+"""
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,25 +26,44 @@ SILOS, RECORDS, BATCH = 20, 5000, 256
 GOAL = 3.0  # times the seconds of DP-SGD
 _WARM = 5  # rounds that do not count
 _MEMORY = Path("/dev/shm")  # noqa: S108 - files in it have names that nobody guesses
+_OURS = "d2pfed, 20 silos"
+
+Records = tuple[torch.Tensor, torch.Tensor]
+Steps = Callable[[nn.Module, Records], Iterator[None]]  # one step of training after the other, without end
 
 
-class _Clock:
-    """When each round ended, by the clock and by the processor."""
+class _Turns:
+    """What each round of ours cost, by the clock and of the processor, and a step of each peer right after it.
 
-    def __init__(self) -> None:
-        self._ends: list[tuple[float, float]] = []
+    Whatever else the machine does meets all of them alike.
+    """
+
+    def __init__(self, peers: Mapping[str, Iterator[None]]) -> None:
+        self._peers = peers
+        self._seen: dict[str, list[tuple[float, float]]] = {name: [] for name in (*peers, _OURS)}
+        self._last = _now()
 
     def __call__(self, *_: object) -> None:
-        self._ends.append((time.perf_counter(), time.process_time()))
+        self._note(_OURS)
+        for name, steps in self._peers.items():
+            self._last = _now()
+            next(steps)
+            self._note(name)
+        self._last = _now()
 
-    def medians(self) -> tuple[float, float]:
-        """Return the median of a round, without the first ones: one that something else held up does not count."""
-        wall, processor = np.median(np.diff(self._ends[_WARM:], axis=0), axis=0).tolist()
+    def _note(self, name: str) -> None:
+        wall, processor = _now()
+        self._seen[name].append((wall - self._last[0], processor - self._last[1]))
+
+    def medians(self, name: str, beside: str | None = None) -> tuple[float, float]:
+        """Return the medians of its turns, or of their ratios to another's in the same turn, without the first."""
+        own = np.array(self._seen[name][_WARM:])
+        wall, processor = np.median(own if beside is None else own / self._seen[beside][_WARM:], axis=0).tolist()
         return wall, processor
 
 
-Records = tuple[torch.Tensor, torch.Tensor]
-Train = Callable[[nn.Module, Records, int, _Clock], None]
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
 
 
 def bench_silos(rounds: int = 500, widths: Sequence[int] = WIDTHS) -> Iterator[SiloRow]:
@@ -55,41 +80,43 @@ def bench_silos(rounds: int = 500, widths: Sequence[int] = WIDTHS) -> Iterator[S
 def _measured(width: int, rounds: int) -> Iterator[SiloRow]:
     generator = torch.Generator().manual_seed(width)
     inputs = torch.randn(RECORDS, 64, generator=generator)
-    ways = ("Opacus, pooled", _dp_sgd), ("d2pfed, 20 silos", _silos), ("plain SGD, pooled", _sgd)
     build = lambda: nn.Sequential(nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 10))  # noqa: E731
-    yield from _compared(build, (inputs, inputs[:, :10].argmax(1)), rounds, ways)
+    peers = {"Opacus, pooled": _dp_sgd, "plain SGD, pooled": _sgd}
+    yield from _compared("", build, (inputs, inputs[:, :10].argmax(1)), rounds, peers)
 
 
 def beside_opacus(name: str, build: Callable[[], nn.Module], records: Records, rounds: int) -> Iterator[SiloRow]:
     """Yield rows of DP-SGD and ours for a module, named in both; for one of torch's threads."""
-    ways = (f"{name}: Opacus, pooled", _dp_sgd), (f"{name}: d2pfed, 20 silos", _silos)
-    yield from _compared(build, records, rounds, ways)
+    yield from _compared(f"{name}: ", build, records, rounds, {"Opacus, pooled": _dp_sgd})
 
 
 def _compared(
-    build: Callable[[], nn.Module], records: Records, rounds: int, ways: Sequence[tuple[str, Train]]
+    name: str, build: Callable[[], nn.Module], records: Records, rounds: int, peers: Mapping[str, Steps]
 ) -> Iterator[SiloRow]:
-    peer: tuple[float, float] | None = None
-    for what, train in ways:
-        clock = _Clock()
+    """Yield a row of the first peer, of ours and of the others, which took turns."""
+
+    def built() -> nn.Module:
         torch.manual_seed(0)
-        module = build()
-        train(module, records, rounds + _WARM + 1, clock)
-        wall, processor = clock.medians()
-        peer = peer or (wall, processor)
+        return build()
+
+    turns, module = _Turns({what: steps(built(), records) for what, steps in peers.items()}), built()
+    _silos(module, records, rounds + _WARM, turns)
+    first, *others = peers
+    for what in (first, _OURS, *others):
+        (wall, processor), (ratio, processor_ratio) = turns.medians(what), turns.medians(what, first)
         yield SiloRow(
-            what=what,
+            what=f"{name}{what}",
             dimension=sum(value.numel() for value in module.parameters()),
             rounds=rounds,
             seconds=wall,
             processor_seconds=processor,
-            ratio=wall / peer[0],
-            processor_ratio=processor / peer[1],
-            goal=GOAL if train is _silos else None,
+            ratio=ratio,
+            processor_ratio=processor_ratio,
+            goal=GOAL if what == _OURS else None,
         )
 
 
-def _silos(module: nn.Module, records: Records, rounds: int, clock: _Clock) -> None:
+def _silos(module: nn.Module, records: Records, rounds: int, turns: _Turns) -> None:
     """Train by `d2pfed.fit`, in memory: on a disk each round waits for five syncs, and DP-SGD stores nothing."""
     parts = list(zip(*(torch.split(values, RECORDS // SILOS) for values in records), strict=True))
     with TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as place:
@@ -106,11 +133,11 @@ def _silos(module: nn.Module, records: Records, rounds: int, clock: _Clock) -> N
             ),
             rounds=rounds,
             directory=Path(place) / "run",
-            run={"progress": False, "callbacks": [clock]},
+            run={"progress": False, "callbacks": [turns]},
         )
 
 
-def _dp_sgd(module: nn.Module, records: Records, rounds: int, clock: _Clock) -> None:
+def _dp_sgd(module: nn.Module, records: Records) -> Iterator[None]:
     """Train by Opacus with Poisson batches."""
     from opacus import PrivacyEngine  # noqa: PLC0415 - of the extra `peers`
 
@@ -123,29 +150,21 @@ def _dp_sgd(module: nn.Module, records: Records, rounds: int, clock: _Clock) -> 
             noise_multiplier=1.0,
             max_grad_norm=1.0,
         )
-        _steps(private, optimizer, loader, rounds, clock)
+    return _steps(private, optimizer, loader)
 
 
-def _sgd(module: nn.Module, records: Records, rounds: int, clock: _Clock) -> None:
+def _sgd(module: nn.Module, records: Records) -> Iterator[None]:
     """Train without clip and noise."""
     loader = DataLoader(TensorDataset(*records), batch_size=BATCH, shuffle=True)
-    _steps(module, torch.optim.SGD(module.parameters(), lr=0.1), loader, rounds, clock)
+    return _steps(module, torch.optim.SGD(module.parameters(), lr=0.1), loader)
 
 
 def _steps(
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loader: "DataLoader[tuple[torch.Tensor, ...]]",
-    rounds: int,
-    clock: _Clock,
-) -> None:
-    taken = 0
-    while True:
+    module: nn.Module, optimizer: torch.optim.Optimizer, loader: "DataLoader[tuple[torch.Tensor, ...]]"
+) -> Iterator[None]:
+    for _epoch in count():
         for inputs, labels in loader:
             optimizer.zero_grad()
             nn.functional.cross_entropy(module(inputs), labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            clock()
-            taken += 1
-            if taken == rounds:
-                return
+            yield

@@ -37,9 +37,9 @@ def test_books_agree_where_every_charge_is_known_and_every_sum_is_charged():
 @pytest.mark.parametrize(
     ("books", "found"),
     [
-        (charged(0, LOST, SECOND), "run run, round 0, attempt 0: client 0 is in the sum and has not charged it"),
-        (without(LOST), "run run, round 1, attempt 0: charged by client 0, unknown to the server"),
-        (charged(2, LOST), "run run, round 1, attempt 0: charged by client 2, which is not in the cohort"),
+        (charged(0, LOST, SECOND), "run run, round 1, attempt 0: client 0 is in the sum and has not charged it"),
+        (without(LOST), "run run, round 2, attempt 0: charged by client 0, unknown to the server"),
+        (charged(2, LOST), "run run, round 2, attempt 0: charged by client 2, which is not in the cohort"),
         (replace(BOOKS, rounds=3), "3 rounds are finished, and only rounds [0, 1] were released"),
     ],
 )

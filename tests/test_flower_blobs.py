@@ -1,6 +1,7 @@
 """A model is sent to a node once; a wrong one is refused, and one that was lost is sent again."""
 
 import shutil
+import warnings
 from dataclasses import dataclass, field
 from hashlib import sha256
 from types import SimpleNamespace
@@ -11,8 +12,16 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
-from d2pfed.deploy import transport
+from d2pfed.deploy import requests, transport
 from d2pfed.deploy.requests import MISSING, Blob, ExchangeRequest, MissingBlob, RequestKind
 from d2pfed.deploy.state import MAX_BLOBS, Blobs
 from d2pfed.deploy.transport import Answer, ClientExchange, Deadlines, Pace, Transport
@@ -29,7 +38,8 @@ def blob_of(data):
 
 
 MODEL = blob_of(b"a model" * 100)
-FRAME = frame(MessageKind.MASK_REQUEST, bytes(32), 0, b"shares", MODEL.data)
+HEAD = MessageKind.MASK_REQUEST, bytes(32), 0, b"shares"
+FRAME = frame(*HEAD, MODEL.data)
 REQUEST = ExchangeRequest(FRAME, 1.0, 2.0)
 LONG = bytes(range(256)) * 40_000  # ten million bytes
 
@@ -184,6 +194,107 @@ def test_data_of_any_length_is_read_as_it_was_sent(data):
     assert len(content) == 1 + (data == LONG)
 
 
+@pytest.fixture(params=["memory", "database"])
+def superlink(request, tmp_path):
+    """The object store of a SuperLink without and with `--database`."""
+    if request.param == "memory":
+        return InMemoryObjectStore()
+    store = SqlObjectStore(str(tmp_path / "superlink.db"))
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # Flower's own
+        store.initialize()
+    return store
+
+
+def push(store, content, most=None, run=1):
+    """Send a message's objects as Flower's grid does, all or the first few; return the bytes that were sent."""
+    nested, sent = get_all_nested_objects(content), 0
+    for name in store.preregister(run, get_object_tree(content))[:most]:
+        data = nested[name].deflate()
+        store.put(name, data)
+        sent += len(data)
+    return sent
+
+
+def fetch(store, content):
+    """What a node reads once all of a message's objects are there."""
+    names = [each.object_id for each in iterate_object_tree(store.get_object_tree(content.object_id))]
+    return from_record(inflate_object_from_contents(content.object_id, {name: store.get(name) for name in names}))[
+        1
+    ]
+
+
+def test_a_superlink_stores_a_model_once_until_the_last_node_has_it(superlink):
+    first, second = (to_record(RequestKind.EXCHANGE, head, LONG) for head in (b"first", b"second"))
+    assert push(superlink, first) > len(LONG)
+    assert push(superlink, second) < 1000
+    assert fetch(superlink, first) == b"first" + LONG
+    superlink.delete(first.object_id)  # a node has confirmed it
+    assert fetch(superlink, second) == b"second" + LONG
+    superlink.delete(second.object_id)
+    assert len(superlink) == 0
+
+
+def test_models_of_two_apps_that_share_a_chunk_outlive_each_other(superlink):
+    first, second = (to_record(RequestKind.EXCHANGE, b"head", LONG[:size]) for size in (len(LONG), 6 << 20))
+    push(superlink, first)
+    assert push(superlink, second, run=2) < 2 << 20  # but for their common first chunk
+    superlink.delete_objects_in_run(1)
+    superlink.delete(first.object_id)
+    assert fetch(superlink, second) == b"head" + LONG[: 6 << 20]
+
+
+def test_a_model_that_a_killed_server_sent_in_part_is_completed_by_the_next(superlink):
+    first, second = (to_record(RequestKind.EXCHANGE, head, LONG) for head in (b"first", b"second"))
+    push(superlink, first, most=2)
+    push(superlink, second)
+    assert fetch(superlink, second) == b"second" + LONG
+
+
+def test_a_superlink_that_has_lost_a_model_is_sent_it_again(superlink):
+    content = to_record(RequestKind.EXCHANGE, b"head", LONG)
+    push(superlink, content)
+    superlink.clear()
+    assert push(superlink, content) > len(LONG)
+    assert fetch(superlink, content) == b"head" + LONG
+
+
+def test_an_announcement_of_any_length_is_read_by_every_version():
+    content = to_record(RequestKind.ANNOUNCEMENT, LONG)
+    assert list(content) == [RequestKind.ANNOUNCEMENT.value]
+    assert content[RequestKind.ANNOUNCEMENT.value]["data"] == LONG
+
+
+DAMAGE = {
+    "missing": lambda objects, array, chunk: objects.pop(chunk),
+    "out of range": lambda objects, array, chunk: objects.update(
+        {array: objects[array].replace(b"[0, 1", b"[9, 1")}
+    ),
+    "another form": lambda objects, array, chunk: objects.update(
+        {array: objects[array].replace(b"[0, 1", b"{0, 1")}
+    ),
+    "another kind": lambda objects, array, chunk: objects.update({chunk: b"Config" + objects[chunk][10:]}),
+    "no end of its head": lambda objects, array, chunk: objects.update({chunk: b"ArrayChunk"}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_an_answer_whose_chunks_are_damaged_does_not_end_the_server(damage):
+    content = to_record(RequestKind.EXCHANGE, LONG)
+    nested = get_all_nested_objects(content)
+    kinds = {type(each).__name__: name for name, each in nested.items()}
+    objects = {name: each.deflate() for name, each in nested.items()}
+    damage(objects, kinds["Array"], kinds["ArrayChunk"])
+    grid = SimpleNamespace(pull_messages=lambda _: [inflate_object_from_contents(content.object_id, objects)])
+    assert list(GridEngine(grid, lambda *_: content).pull(["id"])) == []
+
+
+def test_a_chunk_that_comes_twice_is_refused_by_its_digest(tmp_path):
+    content = to_record(RequestKind.EXCHANGE, *ExchangeRequest(frame(*HEAD, LONG), 1.0, 2.0).split(blob_of(LONG)))
+    content["blob"]["blob"].data += LONG[1 : 5 << 20]
+    with pytest.raises(PeerError, match="must have the digest"):
+        ExchangeRequest.decode(from_record(content)[1], Blobs(tmp_path))
+
+
 def test_requests_of_an_engine_share_the_record_of_their_end():
     sent = []
     grid = SimpleNamespace(push_messages=lambda messages: [sent.extend(messages) or "id"])
@@ -201,3 +312,17 @@ def test_an_end_of_another_form_is_refused(end):
     content = RecordDict({RequestKind.EXCHANGE.value: ConfigRecord({"data": b"head"}), "blob": end})
     with pytest.raises(PeerError, match="must have one array of bytes"):
         from_record(content)
+
+
+def test_what_is_longer_than_a_frame_may_be_is_refused_on_both_sides(monkeypatch):
+    for module in (requests, transport):
+        monkeypatch.setattr(module, "MAX_FRAME_BYTES", 1000)
+    with pytest.raises(PeerError, match="a frame must have a size of at most 1000, got 1001"):
+        ExchangeRequest.decode(bytes(1001))
+    answers = [
+        Answer(name, 7, RequestKind.EXCHANGE, bytes(size)) for name, size in (("fits", 1000), ("long", 1001))
+    ]
+    server = Transport(SimpleNamespace(pull=lambda _: answers), Pace(0.1))
+    found = dict(server.pull(RequestKind.EXCHANGE, "MASK_REQUEST", {"fits": 7, "long": 7}))
+    assert found == {"fits": bytes(1000), "long": None}
+    assert server.refusals == {"malformed": 1}

@@ -213,7 +213,7 @@ def test_an_invitation_is_answered_once(server):
     server.invite(number=1, attempt=1)
     with pytest.raises(PeerError, match="stale"):
         server.invite(number=1, attempt=1)
-    with pytest.raises(PeerError, match="round 0, attempt 2 of run a run is stale"):
+    with pytest.raises(PeerError, match="round 1, attempt 2 of run a run is stale"):
         server.invite(number=0, attempt=2)
     server.invite(number=1, attempt=2)
 

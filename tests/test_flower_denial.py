@@ -216,7 +216,7 @@ def test_of_runs_that_began_the_longest_idle_makes_room(server, monkeypatch):
         replace(server, run="c").invite(VICTIM, 0, 1)
     announce(server, "c")  # in the place of d, which never began
     assert known(server, "a run", *"bcd") == ["a run", "b", "c"]
-    with pytest.raises(PeerError, match="round 0, attempt 0 of run c is stale"):
+    with pytest.raises(PeerError, match="round 1, attempt 0 of run c is stale"):
         replace(server, run="c").invite(VICTIM)
     replace(server, run="c").invite(VICTIM, 0, 1)
 

@@ -10,6 +10,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Error, Message, MetricRecord
 
+from d2pfed.deploy import transport
 from support.enrolled_clients import enrol, make_plan
 from support.local_grid import make_grid, make_strategy, start
 
@@ -46,6 +47,21 @@ def test_a_run_leaves_its_figures_for_prometheus(tmp_path):
     assert 0 < found["d2pfed_epsilon_charged"] <= found["d2pfed_epsilon_planned"]
     assert found['d2pfed_exchange_answers{exchange="MASK_REQUEST"}'] == 5
     assert found["d2pfed_updated_seconds"] > 1e9
+
+
+def test_the_figures_are_renewed_while_the_server_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(transport, "_ALIVE_SECONDS", 0.0)
+    plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
+    file, seen = tmp_path / "run" / "metrics.prom", []
+
+    def look(_client, reply):
+        seen.append(file.exists())
+        file.unlink(missing_ok=True)
+        return reply
+
+    grid.coming = look
+    start(make_strategy(plan, tmp_path, roster), grid)
+    assert sum(seen) >= 3  # once or more in each exchange of the only round
 
 
 def test_the_best_model_is_kept_beside_the_last(tmp_path):

@@ -212,7 +212,7 @@ def test_a_key_that_has_a_row_is_refused(path):
     """The noise of a second attempt under the same key is fresh, and the row of the first would pay for both."""
     with begun(path, BUDGET) as ledger:
         ledger.reserve(release(0))
-        with pytest.raises(LedgerError, match="run run, round 0, attempt 0 has a row: take attempt 1"):
+        with pytest.raises(LedgerError, match="run run, round 1, attempt 0 has a row: take attempt 1"):
             ledger.reserve(release(0))
         ledger.commit(release(0))
         with pytest.raises(LedgerError, match="has a row: take attempt 1"):

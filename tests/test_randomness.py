@@ -71,6 +71,7 @@ def test_any_change_of_a_path_changes_the_key(left, right):
     ("left", "right"),
     [
         (("ab",), ("a", "b")),
+        (("asb",), ("a", "b")),
         (("1",), (1,)),
         (("a",), (b"a",)),
         (("a", ""), ("a",)),

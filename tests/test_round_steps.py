@@ -156,7 +156,7 @@ def test_every_attempt_of_a_round_is_tried_and_no_other():
     plan = make(dropouts=0.2)
     lack = [TooFewClients("few", (1, 2)) for _ in range(9)]
     book = Book()
-    with pytest.raises(TooFewClients, match="round 1 failed in all of its 4 attempts"):
+    with pytest.raises(TooFewClients, match="round 2 failed in all of its 4 attempts"):
         run(plan, lack, book=book)
     assert book.kinds == ["reserve", "void"] * 4
     assert [each[2] for each in book.of("void")] == [0, 1, 2, 3]
@@ -442,7 +442,7 @@ def test_attempts_and_draws_are_those_of_the_plan():
             require_planned_number(plan, invited)
     require_draw_by_number(plan, Invited(2, 3, 5 + 2 * 4 + 3), 5)
     for draw in (5, 5 + 2 * 4 + 2, 5 + 2 * 4 + 4):
-        with pytest.raises(PeerError, match="round 2, attempt 3 is of draw 16"):
+        with pytest.raises(PeerError, match="round 3, attempt 3 is of draw 16"):
             require_draw_by_number(plan, Invited(2, 3, draw), 5)
     once = make(sampling="once", population=400)
     require_draw_by_number(once, Invited(2, 3, 5), 5)

@@ -116,8 +116,8 @@ class ClientAttempt:
             last = max(((int(str(row["round"])), int(str(row["attempt"]))) for row in rows), default=(-1, -1))
             if (session.round, session.attempt) <= last:  # stale, or repeated
                 raise PeerError(
-                    f"round {session.round}, attempt {session.attempt} of run {session.run} is stale: "
-                    f"round {last[0]}, attempt {last[1]} has begun here"
+                    f"round {session.round + 1}, attempt {session.attempt} of run {session.run} is stale: "
+                    f"round {last[0] + 1}, attempt {last[1]} has begun here"
                 )
             require_beginnings_left(history, session.run, plan)
             attempt.require_unused_draw(history)
@@ -260,8 +260,8 @@ def require_unsent(history: ClientHistory, session: lattice.Session) -> None:
     last = max([*sent, *((int(str(row["round"])), int(str(row["attempt"]))) for row in silent)], default=(-1, -1))
     if (session.round, session.attempt) <= last:
         raise PeerError(
-            f"round {session.round}, attempt {session.attempt} of run {session.run} is stale: this client has sent its "
-            f"vector of round {last[0]}, attempt {last[1]}"
+            f"round {session.round + 1}, attempt {session.attempt} of run {session.run} is stale: this client has sent "
+            f"its vector of round {last[0] + 1}, attempt {last[1]}"
         )
 
 

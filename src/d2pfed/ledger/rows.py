@@ -44,7 +44,7 @@ class Key:
             raise ConfigError(f"round and attempt must be in [0, 2^63), got {self.round} and {self.attempt}")
 
     def __str__(self) -> str:
-        return f"run {self.run}, round {self.round}, attempt {self.attempt}"
+        return f"run {self.run}, round {self.round + 1}, attempt {self.attempt}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +195,8 @@ def decode_release(text: str) -> Release:
 
 def _decode_whole(text: str) -> Release:
     try:
-        recorded = canonical.decode(text, _TYPES)
-        if not isinstance(recorded, Recorded) or recorded.version != VERSION:
+        recorded = canonical.decode(text, _TYPES, Recorded)
+        if recorded.version != VERSION:
             raise LedgerError(f"not the text of a release of version {VERSION}")
         release = replace(recorded.release, participants=_unpack(recorded.participants))
     except (ConfigError, ValueError, binascii.Error) as error:

@@ -127,7 +127,7 @@ class Store:
             _insert(self._connection, row)
         # Rows written to files that were moved or deleted under us would not be found again.
         with explained(self._path):
-            stats = [Path(f"{self._path}{suffix}").stat() for suffix in ("", "-wal")]
+            stats = [os.stat(f"{self._path}{suffix}") for suffix in ("", "-wal")]  # noqa: PTH116 - for each row
         identity = tuple((stat.st_dev, stat.st_ino) for stat in stats)
         if self._identity not in (None, identity):
             raise LedgerError(f"ledger {self._path}: the file was replaced while it was open")

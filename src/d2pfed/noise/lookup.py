@@ -43,7 +43,10 @@ class TableLayout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LookupTable:
-    """Distributions by row: a word is compared with `entries[row, bucket]` and takes one of `values[row, bucket]`."""
+    """Distributions by row: a word is compared with `entries[row, bucket]` and takes one of `values[row, bucket]`.
+
+    Both are views of one table, in which they are neighbors: a draw reads one cache line.
+    """
 
     distributions: tuple[Distribution, ...]
     bits: int
@@ -89,8 +92,10 @@ def tabulate(distributions: Sequence[Distribution], bits: int) -> LookupTable:
         row[start : start + len(part.entries)] = np.array(part.entries, np.uint64)
     rows *= np.uint64(_unit(bits))
     layout = _lay_out(rows, bits)
-    filled = [_fill(layout, row, bits) for row in rows]
-    entries, values = np.stack([entries for entries, _ in filled]), np.stack([values for _, values in filled])
+    cells = np.empty((len(rows), layout.least.size, 2), np.uint64)
+    entries, values = cells[..., 0], cells.view(np.int32)[..., 2:]
+    for own, steps, row in zip(entries, values, rows, strict=True):
+        own[:], steps[:] = _fill(layout, row, bits)
     return LookupTable(tuple(distributions), bits, first, layout, entries, values)
 
 

@@ -1,16 +1,17 @@
 """The only door to randomness: system entropy as a tree of named children, expanded by AES-256-CTR."""
 
 import hashlib
+import hmac
 import os
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
+from d2pfed.fields import check_range
 
 KEY_BYTES = 32
 HEAD_BYTES = 32  # of a client's log: each row's head is the hash of the row and of the head before it
@@ -18,24 +19,26 @@ PathPart = str | int | bytes
 
 _CHUNK = 1 << 18  # bytes of keystream per call: large enough to be fast, small enough for the cache
 _ZEROS = memoryview(bytes(_CHUNK))  # a slice of it is no copy
-_TAGS: dict[type, bytes] = {str: b"s", int: b"i", bytes: b"b"}
-_HEADS = {kind: [tag + size.to_bytes(8, "big") for size in range(128)] for kind, tag in _TAGS.items()}
 _FROM_ZERO = modes.CTR(bytes(16))
-_SHA256 = hashes.SHA256()
 
 
 def encode_path(*path: PathPart) -> bytes:
     """Join the parts of a path so that no two different paths give the same bytes."""
     joined: list[bytes] = []
     for part in path:
-        kind = type(part)
-        heads = _HEADS.get(kind)
-        if heads is None:
-            raise ConfigError(f"a path has texts, whole numbers and bytes, got {kind.__name__}")
-        body = part if isinstance(part, bytes) else str(part).encode()
-        size = len(body)
-        joined += (heads[size] if size < len(heads) else _TAGS[kind] + size.to_bytes(8, "big"), body)
+        if type(part) is bytes:
+            joined += (b"b" + len(part).to_bytes(8, "big"), part)
+        elif type(part) in (str, int):
+            joined.append(_encode_label(part))
+        else:
+            raise ConfigError(f"a path has texts, whole numbers and bytes, got {type(part).__name__}")
     return b"".join(joined)
+
+
+@lru_cache(1 << 12, typed=True)  # most texts and numbers come again and again; none is a secret
+def _encode_label(part: str | int) -> bytes:
+    body = str(part).encode()
+    return (b"s" if isinstance(part, str) else b"i") + len(body).to_bytes(8, "big") + body
 
 
 def derive(key: bytes, *path: PathPart) -> bytes:
@@ -46,7 +49,7 @@ def derive(key: bytes, *path: PathPart) -> bytes:
     """
     if len(key) != KEY_BYTES:
         raise ConfigError(f"a key must have {KEY_BYTES} bytes, got {len(key)}")
-    return HKDFExpand(_SHA256, KEY_BYTES, encode_path(*path)).derive(key)
+    return hmac.digest(key, encode_path(*path) + b"\x01", "sha256")  # the one block that 32 bytes take
 
 
 def digest(*path: PathPart) -> bytes:
@@ -155,8 +158,7 @@ class Stream:
 
     def subset(self, population: int, size: int) -> NDArray[np.int64]:
         """Return a uniform subset of range(population) of the given size, sorted (Floyd's algorithm)."""
-        if not 0 <= size <= population:
-            raise ConfigError(f"a subset's size must be in [0, {population}], got {size}")
+        check_range("a subset's size", size, 0, population)
         chosen: set[int] = set()
         for last in range(population - size, population):
             draw = self.below(last + 1)

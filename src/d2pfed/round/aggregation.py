@@ -357,4 +357,4 @@ def aggregate(
             clipping = plan.adaptive_clip.step(clip, float(mean[-1]))
             mean = mean[:-1] * np.float32(clip)
         return Outcome(mean, attempt.number, len(survivors), clipping, failures)
-    raise TooFewClients(f"round {number} failed in all of its {plan.attempts_per_round} attempts")
+    raise TooFewClients(f"round {number + 1} failed in all of its {plan.attempts_per_round} attempts")

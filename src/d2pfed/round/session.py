@@ -1,12 +1,13 @@
 """What the protocol of an attempt or an epoch is bound to, and what a client checks before it joins one."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.noise.mechanisms import Shared
-from d2pfed.numerics.randomness import digest
+from d2pfed.numerics.randomness import PathPart, digest
 from d2pfed.plan import Enrolled, Plan, Protocol, require_standing
 from d2pfed.secagg import Delivery, Invitation, Roster, Session, decode_invitation, lattice, standing
 from d2pfed.secagg.draws import draw_key, draw_order, require_path
@@ -123,7 +124,12 @@ def delivery_of(plan: Plan) -> Delivery:
 
 def rotation_seed(session: AttemptBinding) -> bytes:
     """Return the public seed of an attempt's rotation: both sides know it, so it travels in no message."""
-    return digest("rotation", session.plan_digest, session.run, session.round, session.attempt)
+    return _rotation_seed(session.plan_digest, session.run, session.round, session.attempt)
+
+
+@lru_cache(2)  # all clients of a simulation ask for the same
+def _rotation_seed(*names: PathPart) -> bytes:
+    return digest("rotation", *names)
 
 
 def epoch_of(
@@ -211,7 +217,7 @@ def require_planned_number(plan: Plan, invited: Invitation) -> None:
     if invited.round >= plan.rounds or invited.attempt >= plan.attempts_per_round:
         raise PeerError(
             f"a plan of {plan.rounds} rounds with {plan.attempts_per_round} attempts each has no round "
-            f"{invited.round}, attempt {invited.attempt}"
+            f"{invited.round + 1}, attempt {invited.attempt}"
         )
 
 
@@ -220,7 +226,9 @@ def require_draw_by_number(plan: Plan, invited: Invitation, first_draw: int) -> 
     steps = invited.round * plan.attempts_per_round + invited.attempt
     due = first_draw if plan.sampling.method is Sampling.ONCE else first_draw + steps
     if invited.draw != due:
-        raise PeerError(f"round {invited.round}, attempt {invited.attempt} is of draw {due}, got {invited.draw}")
+        raise PeerError(
+            f"round {invited.round + 1}, attempt {invited.attempt} is of draw {due}, got {invited.draw}"
+        )
 
 
 def accept_standing_invitation(plan: Plan, invitation: bytes, roster: Roster) -> standing.Epoch:

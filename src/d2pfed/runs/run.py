@@ -192,7 +192,7 @@ class Run:
         while True:
             first = ledger.next_attempt(self.name, number)
             if first >= plan.attempts_per_round:
-                raise BudgetExceeded(f"round {number} was tried {first} times, as often as it may be")
+                raise BudgetExceeded(f"round {number + 1} was tried {first} times, as often as it may be")
             attempt = Attempt(self.name, number, first)
             try:
                 return aggregate(plan, attempt, state.params, source, ledger, clip=state.clip)

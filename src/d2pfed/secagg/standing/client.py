@@ -213,8 +213,8 @@ def answer_step(epoch: Epoch, client: ClientId, data: bytes, *, store: Store, co
     checks.require_quorum(epoch.quorum, len(step.cohort))
     if step.round >= epoch.rounds or step.attempt >= epoch.attempts:
         raise PeerError(
-            f"a plan of {epoch.rounds} rounds with {epoch.attempts} attempts each has no round {step.round}, attempt "
-            f"{step.attempt}"
+            f"a plan of {epoch.rounds} rounds with {epoch.attempts} attempts each has no round {step.round + 1}, "
+            f"attempt {step.attempt}"
         )
     require_step_forward(state.following, step.number)
     vector = checks.ring_copy(epoch.ring, epoch.dimension, contribute(step, request.task, request.model))
