@@ -29,6 +29,7 @@ from benchmarks.secagg import SecAggRow, bench_secagg
 from benchmarks.silos_row import SiloRow
 from benchmarks.standing import bench_standing
 from benchmarks.statistics import CLIENTS, StatisticsRow, bench_statistics
+from benchmarks.tightening import bench_tightening
 from benchmarks.traffic import CLIENTS as CLIENTS_OF_PLANS
 from benchmarks.traffic import EPSILONS, bench_traffic
 from benchmarks.training_row import TrainingRow
@@ -266,6 +267,27 @@ def statistics_command(
         print_json({"rows": [tables.as_dict(row) for row in rows]})
         return
     out().print(tables.statistics_table(rows))
+
+
+@bench.command("tightening")
+def tightening_command(
+    path: Annotated[Path | None, typer.Option("--out", show_default=False, help="A JSON file for `page`.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Compare bounds on epsilon with earlier ones and with lower bounds.
+
+    By population and epsilon.
+    """
+    about, rows = record.surroundings(), list[dict[str, object]]()
+    for row in bench_tightening():
+        rows.append(asdict(row))
+        err().print(" ".join(str(value) for value in rows[-1].values()), soft_wrap=True, markup=False)
+        if path is not None:
+            record.write(path, about, {"tightening": {"rows": rows}})
+    if json:
+        print_json(about | {"rows": rows})
+        return
+    out().print(tables.tightening_table(rows))
 
 
 @bench.command("goals")

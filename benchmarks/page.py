@@ -25,24 +25,25 @@ ratios; seconds are those of one machine. `benchmarks/results` has every row.
 
 def write(results: Path, docs: Path) -> list[Path]:
     """Write the page and its plot, and return where they are."""
-    idle, busy, protocols, models = read(results)
-    (docs / PAGE).write_text(markdown(idle, busy, protocols, models))
+    idle, *others = read(results)
+    (docs / PAGE).write_text(markdown(idle, *others))
     if not (grown := _rows(idle, "growth")):
         return [docs / PAGE]
     plot_rows(grown, docs / PLOT)
     return [docs / PAGE, docs / PLOT]
 
 
-def read(results: Path) -> tuple[Row, Row, Row, Row]:
-    """Return what was measured on idle cores, on busy ones, by protocol and by network; of no file an empty one."""
-    idle, busy, protocols, models = (
-        _read(results / f"{name}.json") for name in ("idle", "busy", "protocols", "models")
-    )
-    return idle, busy, protocols, models
+def read(results: Path) -> tuple[Row, ...]:
+    """Return what was measured on idle cores, on busy ones, by protocol, by network and of bounds; empty if nothing."""
+    return tuple(_read(results / f"{name}.json") for name in ("idle", "busy", "protocols", "models", "tightening"))
 
 
 def markdown(
-    idle: Row, busy: Row, protocols: Row = MappingProxyType({}), models: Row = MappingProxyType({})
+    idle: Row,
+    busy: Row,
+    protocols: Row = MappingProxyType({}),
+    models: Row = MappingProxyType({}),
+    bounds: Row = MappingProxyType({}),
 ) -> str:
     """Return the page."""
     if not idle:
@@ -52,6 +53,7 @@ def markdown(
         *(part(idle, busy) for part in _SECTIONS),
         _protocols(protocols),
         _models(models),
+        _tightening(bounds),
         _durations(idle, busy),
     )
     parts = (_HEAD, _machines(idle, busy), *sections)
@@ -239,6 +241,21 @@ def _models(found: Row) -> str:
     head = ("network", "parameters", "loop", "in the clear", "times as fast", "private", "times as fast")
     beside = _lines(("by record", "parameters", "over DP-SGD", "over DP-SGD, processor", "goal met"), records)
     return _section("Networks", about, head, networks.values()) + "\n".join(("", *beside, ""))
+
+
+def _tightening(found: Row) -> str:
+    if not (rows := _rows(found, "tightening")):
+        return ""
+    about = (
+        "`scripts/bench tightening`: epsilon by the bound that was used before, by today's, and a lower bound on what "
+        "is true, at delta = population^-1.1. Lower bounds: data sets with all others at zero or at the opposite "
+        "vector; one Gaussian of the same squared ratios; the product of two plans."
+    )
+    body = [
+        (row["bound"], f"{row['population']:,}", *map(_number, (row["before"], row["after"], row["lower"])))
+        for row in rows
+    ]
+    return _section("Bounds on epsilon", about, ("bound", "population", "before", "after", "lower"), body)
 
 
 def _deployment(idle: Row, _busy: Row) -> str:

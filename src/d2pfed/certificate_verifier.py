@@ -481,13 +481,15 @@ def block_epsilon(part: Part, delta: float, known: float) -> float:
     if smooth is None or event.releases * event.rate >= 1 or not math.isfinite(known):
         return math.inf
     mu, rate, count = 2 * float(event.radius) / math.sqrt(smooth[0]), float(event.rate), event.releases
-    z, slack = np.linspace(-9.0, 9.0, 1 << 16), count * smooth[1]
+    edges, slack = np.linspace(-5.0, 7.5, 1 << 16), count * smooth[1]
+    z, chances = edges[1:] - (edges[1] - edges[0]) / 2, np.diff(ndtr(edges))
+    chances[0] += ndtr(edges[0])  # a sum is the larger for what is raised to there
 
     def is_enough(epsilon: float) -> bool:
-        alpha, points = math.exp(epsilon), max(64, (1 << 17) // count)
+        alpha, points = math.exp(epsilon), max(64, (1 << 18) // count)
         values = np.exp(mu * z - mu * mu / 2) - alpha * np.exp(-mu * z - mu * mu / 2)
         at = (values - values[0]) / (values[-1] - values[0]) * (points - 1)
-        chances, low = np.diff(ndtr(z), prepend=0.0), np.minimum(at.astype(int), points - 2)
+        low = np.minimum(at.astype(int), points - 2)
         law = np.bincount(low, chances * (low + 1 - at), points)  # what falls between two points is divided
         law += np.bincount(low + 1, chances * (at - low), points)
         size = 1 << math.ceil(math.log2(points * count))

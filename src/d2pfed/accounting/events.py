@@ -50,7 +50,7 @@ class Sampling(Choice):
 
     Attributes:
         FIXED: a fresh uniform subset of known size in each round.
-        ONCE: a random partition: each client takes part in one round only; nothing is amplified.
+        ONCE: a random partition: each client is in one round, and the models do not tell in which.
         NONE: the cohort is known or was not drawn at random; nothing is amplified.
     """
 
