@@ -1,7 +1,10 @@
-"""Seconds of a round over NVFlare: private and with its own FedAvg, beside Flower's warm nodes; and many silos.
+"""Seconds of a round over NVFlare: private, its own FedAvg in the clear and encrypted; Flower's warm nodes; many silos.
 
-In an environment that has NVFlare (scripts/nvflare makes one): python -m benchmarks.nvflare
-NVFlare's simulator runs each site as a process. The first round, in which everything is loaded, does not count.
+In an environment that has NVFlare and, for the encrypted rounds, tenseal: python -m benchmarks.nvflare --out FILE
+
+Servers and sites are processes that talk TLS over loopback. A round is what lies between the starts, or the ends, of
+two rounds; the first one, in which everything is loaded, does not count. The ways take turns, `repeats` times, so that
+what else the machine does meets all of them; its load is recorded.
 """
 
 import argparse
@@ -12,100 +15,178 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from benchmarks.deployment import Case, Executor, Way, measure
+from benchmarks.deployment import NAMES, Case, Executor, Way, measure
 
-_HERE = Path(__file__).resolve().parent / "nvflare_app"
-_PRIVATE = {"epsilon": 1000.0, "clip": 1.0, "dropouts": 0.0, "colluders": 0.1}
+_ROOT = Path(__file__).resolve().parent.parent
+_HERE = _ROOT / "benchmarks" / "nvflare_app"
+_LONG_RUN = 500  # rounds, of which fewer are measured
+_PATIENCE = 1800.0  # seconds
 _JOB = """
 from common import Net
-from nvflare.recipe import SimEnv
 {imports}
-recipe = {recipe}(name="timed", model=Net(), min_clients={sites}, num_rounds={rounds}, train_script="{script}", {more})
-recipe.execute(SimEnv(num_clients={sites}, workspace_root="{place}"))
+recipe = {recipe}(name="{name}", model=Net(), min_clients={sites}, num_rounds={rounds}, train_script="{script}"{more})
+{change}
+recipe.export("{place}")
 """
 _OURS = "from d2pfed.nvflare.recipe import PrivateFedAvgRecipe"
 _THEIRS = "from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe"
-_STARTED = re.compile(r"^(\S+ \S+) .*Round \d+ started", re.MULTILINE)
+_ENCRYPTED = "from nvflare.app_opt.pt.recipes.fedavg_he import FedAvgRecipeWithHE"
+# As often as a private job has sites ask for tasks: NVFlare's own 2 and 0.5 seconds would be most of a round.
+_OFTEN = """recipe.add_server_config({"server": {"task_request_interval": 0.1}})
+recipe.add_client_config({"default_task_fetch_interval": 0.1})"""
+_STARTED = re.compile(r"Round \d+ started")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A way to train over NVFlare."""
+
+    what: str
+    imports: str
+    script: str = "script.py"
+    privacy: Mapping[str, object] | None = None
+    change: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Median and mean seconds of a round, and how many rounds count."""
+    """One turn of a way: seconds of each round that counts, and the load of a minute, before and after."""
 
     what: str
     sites: int
-    rounds: int
-    seconds: float
-    mean_seconds: float
+    seconds: list[float]
+    loads: tuple[float, float]
 
 
-def _row(what: str, sites: int, ticks: Sequence[float]) -> Measured:
-    lengths = [after - before for before, after in pairwise(ticks)]
-    return Measured(what, sites, len(lengths), statistics.median(lengths), statistics.mean(lengths))
+def _records(sites: int) -> dict[str, object]:
+    return {
+        "unit": "record", "epsilon": 3.0, "clip": 1.0, "dropouts": 0.0, "colluders": 0.1, "batch_rate": 0.1,
+        "records": 64 * sites,
+    }  # fmt: skip
 
 
-def simulate(what: str, script: str, sites: int, rounds: int, privacy: dict[str, object] | None) -> Measured:
-    """Run a job in NVFlare's simulator and return what its rounds took, by when each one's record was written."""
-    more = "" if privacy is None else f"privacy={privacy}, deadlines={{'poll': 0.1}}"
-    imports, recipe = (_THEIRS, "FedAvgRecipe") if privacy is None else (_OURS, "PrivateFedAvgRecipe")
-    with TemporaryDirectory() as directory:
-        place = Path(directory)
-        job = _JOB.format(
-            imports=imports, recipe=recipe, sites=sites, rounds=rounds, script=script, more=more, place=place
-        )
-        environment = {name: value for name, value in os.environ.items() if name != "D2PFED_SIMULATION"}
-        with (place / "log").open("wb") as log:
-            process = subprocess.Popen(  # noqa: S603 - our own job
-                [sys.executable, "-c", job], cwd=_HERE, env=environment, stdout=log, stderr=subprocess.STDOUT
-            )
-            ticks, records = list[float](), place / "timed-d2pfed" / "server" / "timed" / "metrics.jsonl"
-            while process.poll() is None:
-                time.sleep(0.02)
-                done = len(records.read_text().splitlines()) if records.exists() else 0
-                ticks += [time.monotonic()] * (done - len(ticks))
-        text = (place / "log").read_text()
-        if process.returncode:
-            raise SystemExit(f"{what} has failed: {text[-2000:]}")
-        if privacy is None:
-            begun = [datetime.fromisoformat(each.replace(",", ".")) for each in _STARTED.findall(text)]
-            ticks = [each.timestamp() for each in begun[1:]]
-        return _row(what, sites, ticks)
+def jobs(sites: int) -> tuple[Job, ...]:
+    """Return what NVFlare is measured with: its own recipes, and the private ones."""
+    pairs = {"epsilon": 1000.0, "clip": 1.0, "dropouts": 0.0, "colluders": 0.1}
+    encrypted = (Job("NVFlare, FedAvg, HE (CKKS)", _ENCRYPTED, change=_OFTEN),) if find_spec("tenseal") else ()
+    return (
+        Job("NVFlare, FedAvg", _THEIRS, change=_OFTEN),
+        *encrypted,
+        Job("NVFlare, private, keys per round", _OURS, privacy=pairs),
+        Job("NVFlare, private, records, standing keys", _OURS, "silo.py", _records(sites)),
+        Job("NVFlare, FedAvg, asking every 2 s as it comes", _THEIRS),
+    )
 
 
-def bench(sites: int, rounds: int, silos: int, silo_rounds: int) -> Iterator[Measured]:
-    """Yield a row for each way; none of `sites` or of `silos` leaves those out."""
-    records = {"unit": "record", "epsilon": 3.0, "clip": 1.0, "dropouts": 0.0, "colluders": 0.1, "batch_rate": 0.1}
+def run(job: Job, network: Any, name: str, sites: int, rounds: int) -> list[float]:  # noqa: ANN401 - a test's
+    """Run a job in a network and return what its rounds took."""
+    place = network.directory / "jobs"
+    more = "" if job.privacy is None else f", privacy={dict(job.privacy)}, deadlines={{'poll': 0.1}}"
+    text = _JOB.format(
+        imports=job.imports, recipe=job.imports.split()[-1], name=name, sites=sites, rounds=rounds,
+        script=job.script, more=more, change=job.change, place=place,
+    )  # fmt: skip
+    subprocess.run([sys.executable, "-c", text], cwd=_HERE, check=True, capture_output=True)  # noqa: S603 - ours
+    printed = len(network.log("server"))
+    number = network.admin("submit", str(place / name))
+    records = network.own("server") / name / "metrics.jsonl"
+    ticks, until = list[float](), time.monotonic() + _PATIENCE
+    while len(ticks) < rounds:
+        if time.monotonic() > until:
+            raise SystemExit(f"{job.what}: {len(ticks)} rounds: {network.log('server')[-3000:]}")
+        time.sleep(0.03)
+        if job.privacy is None:
+            done = len(_STARTED.findall(network.log("server")[printed:]))
+        else:
+            done = len(records.read_text().splitlines()) if records.exists() else 0
+        ticks += [time.monotonic()] * (done - len(ticks))
+    while not network.admin("status", number).startswith("FINISHED"):
+        time.sleep(1)
+    return [after - before for before, after in pairwise(ticks)][1 if job.privacy is None else 0 :]
+
+
+def bench(sites: int, rounds: int, repeats: int, silos: int, silo_rounds: int) -> Iterator[Measured]:
+    """Yield a row for each turn of each way; none of `sites` or of `silos` leaves those out."""
     if sites:
-        yield simulate("NVFlare, FedAvg", "script.py", sites, rounds, None)
-        yield simulate("NVFlare, private, pairwise", "script.py", sites, rounds, dict(_PRIVATE))
-        few = {**records, "records": 64 * sites}
-        yield simulate("NVFlare, private, records, standing keys", "silo.py", sites, rounds, few)
-        for way in (Way.PLAIN, Way.PRIVATE, Way.STANDING):
-            found = measure(Case(way, Executor.WARM, sites, rounds), 200.0)
-            if found.seconds is not None and found.mean_seconds is not None:
-                yield Measured(f"Flower, {found.what}", sites, found.rounds, found.seconds, found.mean_seconds)
+        yield from _take_turns(sites, rounds, repeats)
     if silos:
-        many = {**records, "records": 64 * silos}
-        yield simulate("NVFlare, private, records, many silos", "silo.py", silos, silo_rounds, many)
+        job = Job("NVFlare, private, records, many silos", _OURS, "silo.py", _records(silos))
+        with TemporaryDirectory() as directory, _network(Path(directory), silos) as network:
+            network.bring_up(*network.names)
+            yield _timed(job.what, silos, lambda: run(job, network, "silos", silos, silo_rounds))
+
+
+def _take_turns(sites: int, rounds: int, repeats: int) -> Iterator[Measured]:
+    with TemporaryDirectory() as directory, _network(Path(directory), sites) as network:
+        network.bring_up(*network.names)
+        for turn in range(repeats):
+            for place, job in enumerate(jobs(sites)):
+                train = partial(run, job, network, f"timed-{turn}-{place}", sites, rounds)
+                yield _timed(job.what, sites, train)
+            for way in (Way.PLAIN, Way.PRIVATE, Way.STANDING):
+                case = Case(way, Executor.WARM, sites, rounds)
+                yield _timed(
+                    f"Flower, {NAMES[way]}", sites, lambda case=case: [measure(case, 900.0).seconds or 0.0]
+                )
+
+
+def _timed(what: str, sites: int, train: Callable[[], list[float]]) -> Measured:
+    before = os.getloadavg()[0]
+    return Measured(what, sites, train(), (before, os.getloadavg()[0]))
+
+
+def _network(directory: Path, sites: int) -> Any:  # noqa: ANN401 - a test's
+    tests = str(_ROOT / "tests")
+    if tests not in sys.path:
+        sys.path.insert(0, tests)
+    support = import_module("support.nvflare_network")
+    return support.Network(directory / "network", sites, is_encrypted=find_spec("tenseal") is not None)
+
+
+def table(rows: Sequence[Measured]) -> str:
+    """Return the median of each way for people."""
+    lines = []
+    for what in dict.fromkeys(row.what for row in rows):
+        seconds = [each for row in rows if row.what == what for each in row.seconds]
+        sites, loads = (
+            next(row.sites for row in rows if row.what == what),
+            [row.loads for row in rows if row.what == what],
+        )
+        low, high = min(map(min, loads)), max(map(max, loads))
+        lines.append(
+            f"{statistics.median(seconds):6.2f} s  {what}, {sites} sites, at a load of {low:.0f} to {high:.0f}"
+        )
+        if "silos" in what:
+            lines.append(f"{statistics.mean(seconds) * _LONG_RUN / 60:6.1f} minutes for {_LONG_RUN} rounds")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sites", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--silos", type=int, default=20)
     parser.add_argument("--silo-rounds", type=int, default=51)
+    parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
-    for row in bench(chosen.sites, chosen.rounds, chosen.silos, chosen.silo_rounds):
-        print(json.dumps(asdict(row)), flush=True)
+    rows: list[Measured] = []
+    for row in bench(chosen.sites, chosen.rounds, chosen.repeats, chosen.silos, chosen.silo_rounds):
+        rows.append(row)
+        if chosen.out is not None:
+            chosen.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    print(table(rows))
 
 
 if __name__ == "__main__":

@@ -12,11 +12,12 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, Policy, PrivacyTarget, Protocol, calibrate
 from d2pfed.round import Attempt, accept_invitation, enrolled_in, session_of, sketch_of
 from d2pfed.secagg import Consistency, decode_invitation, upload_bytes
-from d2pfed.secagg.draws import DrawTree, Opening, draw_cohort, draw_key
+from d2pfed.secagg.draws import DrawTree, Opening, draw_key
 from d2pfed.secagg.pairwise.messages import encode_invitation
 from d2pfed.secagg.pairwise.session import require_one_view
 from support.evil import Evil
 from support.federation import enrol, make_session
+from support.rosters import draw_cohort
 from support.twins import twin
 from test_malicious_server import two_quorums
 

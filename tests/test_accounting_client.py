@@ -6,6 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from scipy.stats import norm
 
@@ -16,6 +17,7 @@ from d2pfed.accounting.laws import BinomialSum, ContinuousGaussian, DiscreteGaus
 from d2pfed.accounting.observers import SERVER, account
 from d2pfed.accounting.profiles import gaussian_epsilon
 from d2pfed.errors import ConfigError
+from support import oracle
 from support.adjacencies import OF_CLIENTS
 
 GAUSSIAN = DiscreteGaussianSum(Fraction(2), 100, Fraction(8), 51_370)
@@ -36,12 +38,41 @@ def row(noise, number=0, adjacency=Adjacency.REPLACE_ONE, run="run"):
     )
 
 
-def test_cpsgd_beside_gaussians_is_finite_and_not_below_either():
+def test_cpsgd_beside_others_is_finite_and_not_below_either():
     gaussian, binomial, skellam = [row(GAUSSIAN)] * 5, [row(BINOMIAL)], [row(SKELLAM)] * 2
-    for groups in ((gaussian, binomial), (gaussian, skellam), (skellam, binomial), (gaussian, skellam, binomial)):
+    for groups in ((gaussian, binomial), (skellam, binomial), ([*gaussian, *skellam], binomial)):
         alone = [client_epsilon(group, 1e-5) for group in groups]
         together = client_epsilon([release for group in groups for release in group], 1e-5)
         assert sum(alone) <= together < 3 * sum(alone)
+
+
+@pytest.mark.parametrize("counts", [(1, 1), (5, 2), (2, 30), (100, 60)])
+def test_gaussians_beside_skellam_noise_cost_little_more_than_one_gaussian(counts):
+    """No account of both is below one Gaussian of the same squared ratios, which Skellam noise is nearly."""
+    releases = [row(GAUSSIAN)] * counts[0] + [row(SKELLAM)] * counts[1]
+    exact = gaussian_epsilon(1e-5, math.sqrt(sum(counts)) * 16 / 20)
+    assert exact <= client_epsilon(releases, 1e-5) <= 1.25 * exact
+
+
+def test_no_menu_of_gaussians_and_skellam_noise_beats_an_account_of_both():
+    """A Gaussian first; then, by its output, another or Skellam noise: exact on the integers."""
+    radius, delta = 5, 1e-3
+    gaussian = DiscreteGaussianSum(Fraction(12), 1, Fraction(radius), 1)
+    skellam = SkellamSum(Fraction(100), 1, Fraction(radius), Fraction(radius), 1)
+    laws = [oracle.discrete_gaussian(12, sign * radius, 140) for sign in (1, -1)]
+    noise = oracle.skellam(100, 150)
+    menu = [laws, [noise[: -radius * 2], noise[radius * 2 :]]]
+    paths = [client_epsilon([row(gaussian), row(one)], delta) for one in (gaussian, skellam)]
+    for flip in (1, -1):
+        p, q = laws[::flip]
+        ratios = math.exp(max(paths)) * q / p
+        both = [pair[::way] for pair in menu for way in (1, -1)]
+        ahead = [np.maximum(a - ratios[:, None] * b, 0).sum(axis=1) for a, b in both]
+        assert float(p @ np.max(ahead, axis=0)) <= delta
+        # At epsilon of the second release alone it would not hold.
+        thin = math.exp(client_epsilon([row(skellam)], delta)) * q / p
+        found = [np.maximum(a - thin[:, None] * b, 0).sum(axis=1) for a, b in menu]
+        assert float(p @ np.max(found, axis=0)) > delta
 
 
 @pytest.mark.parametrize("noise", [GAUSSIAN, SKELLAM, BINOMIAL])

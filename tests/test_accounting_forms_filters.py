@@ -79,14 +79,14 @@ def test_an_answer_names_what_the_plans_cost_together():
 
 
 def test_a_plan_chosen_later_is_charged_by_the_gaussian_filter():
-    """0.95 of delta for it, of which Gaussians have 0.8; two hundred thousandths for their surrogates."""
+    """0.95 of delta for it, of which Gaussians have 0.75; two hundred thousandths for their surrogates."""
     one, two = plan(), plan(replace(NOISE, contributors=36), attempts=6, cap=3)
     squared = 0.25 * 4 + 0.25 * 25 / 36 * 3
-    wanted = gaussian_epsilon(0.95 * 0.8 * DELTA * math.exp(-1e-4), math.sqrt(squared)) + 2e-4
+    wanted = gaussian_epsilon(0.95 * 0.75 * DELTA * math.exp(-1e-4), math.sqrt(squared)) + 2e-4
     assert costs(wanted, [one, two])
     once = plan(attempts=9, cap=1, sampling=CohortSampling(Sampling.ONCE, 1000, 30))
     squared = 0.25 * 4 + 0.25
-    wanted = gaussian_epsilon(0.95 * 0.8 * DELTA * math.exp(-1e-4), math.sqrt(squared)) + 2e-4
+    wanted = gaussian_epsilon(0.95 * 0.75 * DELTA * math.exp(-1e-4), math.sqrt(squared)) + 2e-4
     assert costs(wanted, [one, once])
 
 
@@ -101,7 +101,7 @@ def test_an_observers_own_noise_does_not_count():
     one, two = plan(), plan(attempts=5)
     for observer, left in ((CLIENT, 24), (colluding(5), 20)):
         squared = 0.25 * 25 / left * 9
-        wanted = gaussian_epsilon(0.95 * 0.8 * DELTA * math.exp(-1e-4), math.sqrt(squared)) + 2e-4
+        wanted = gaussian_epsilon(0.95 * 0.75 * DELTA * math.exp(-1e-4), math.sqrt(squared)) + 2e-4
         assert costs(wanted, [one, two], observer)
     single = plan(replace(NOISE, sigma=Fraction(100), contributors=1))
     assert not Filter(1e6, DELTA, CLIENT).charge([one, single]).admitted
@@ -198,7 +198,8 @@ def test_units_of_a_gaussian_are_its_squared_ratios():
         assert needed <= found <= needed + 1
     assert unit.units({SampledGaussian(PairKind.FIXED_SIZE, 0.4, 1.0): 1}, 1e-7) == 1  # no less than a whole one
     assert unit.units({PLAIN: 7}, 1e-7) in (7, 8)
-    assert unit.units({PLAIN: 7}, 1e-12) is None
+    assert unit.units({PLAIN: 7}, 1e-12) in (7, 8)
+    assert unit.units({PLAIN: 7}, 1e-15) is None  # less than the tails that were cut off
     loose = unit.units({SampledGaussian(PairKind.FIXED_SIZE, 1.5, 1.0): 1}, 0.05)
     assert loose < 9
 

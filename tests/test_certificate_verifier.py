@@ -698,6 +698,7 @@ ONCE = {"sampling": "once", "against": "server", "cohort_size": 100, "rounds": 1
 # Runs that share a ledger, each kind by what it changes in a target.
 LEDGERS = {
     "two kinds of cohorts": [SAMPLED | {"cohort_size": 200}, SAMPLED | {"cohort_size": 20}],
+    "two kinds at a small delta": [SAMPLED | {"cohort_size": size, "delta": 1e-8} for size in (200, 20)],
     "the same twice": [SAMPLED | {"cohort_size": 200}, SAMPLED | {"cohort_size": 200}],
     "records": [SILOS | {"batch_rate": 0.05, "rounds": 20}, SILOS | {"batch_rate": 0.02, "rounds": 40}],
     "known cohorts": [ONCE, SAMPLED | {"cohort_size": 20, "against": "server"}],

@@ -72,6 +72,7 @@ def test_a_certificate_says_who_draws_and_that_coins_are_secret(runs, key, kind,
     [
         ("once", "more colluders than stated has a chance of at most 2^-40 for each cohort size, which", True),
         ("fixed", "no client's own budget ends before its cap", True),
+        ("fixed", "no attempt that was void asked for vectors", True),
         ("fixed", "no client keeps a state", True),
         ("once", "no client keeps a state", False),
     ],

@@ -14,8 +14,8 @@ from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import draws
-from d2pfed.secagg.draws import DrawTree, Opening, draw_cohort, draw_key, require_path
-from support.rosters import roster_of
+from d2pfed.secagg.draws import DrawTree, Opening, draw_key, require_path
+from support.rosters import draw_cohort, roster_of
 
 ENTROPY = Entropy.replay(b"a server's draws")
 SAMPLINGS = {scheme: CohortSampling(scheme, 23, 5) for scheme in Sampling}

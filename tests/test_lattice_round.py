@@ -14,13 +14,14 @@ from d2pfed.plan import PrivacyTarget, Protocol, calibrate
 from d2pfed.round import Attempt, LatticeClient, Participant, aggregate, gather, local_sum, session_of
 from d2pfed.round.aggregation import InProcess
 from d2pfed.secagg import lattice, wire
-from d2pfed.secagg.draws import draw_cohort, draw_order
+from d2pfed.secagg.draws import draw_order
 from d2pfed.secagg.lattice import messages
 from d2pfed.secagg.lattice.session import SEED_ELEMENTS
 from d2pfed.secagg.wire import MessageKind, kind_of
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.simulation.rehearsal import LOST, REHEARSING, rehearse
 from support.lattice import quick
+from support.rosters import draw_cohort
 from support.simulations import NO_MODEL, Attempting, Simulation
 
 COHORT = tuple(range(10, 40))  # all of them in the committee

@@ -57,13 +57,6 @@ def rounds(run):
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def wait_until(condition, network, seconds=200.0):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, network.log("server")[-4000:]
-        time.sleep(0.2)
-
-
 def charges(network, site):
     return len(read_client_config(network.own(site)).log.read().bodies(Entry.CHARGE))
 
@@ -82,25 +75,14 @@ def pause_in_a_round(run, network):
         seen.append(len(rounds(run)))
         return seen[-1] == seen[-2]
 
-    wait_until(is_still, network)
-
-
-def start(network, *names):
-    """Start the server and wait for it, then sites."""
-    before = (
-        0 if not (network.directory / "server.log").exists() else network.log("server").count("Server started")
-    )
-    network.start("server")
-    wait_until(lambda: network.log("server").count("Server started") > before, network)
-    network.start(*(name for name in names if name != "server"))
-    wait_until(lambda: network.admin("sites") == str(SITES), network)
+    network.wait_until(is_still)
 
 
 @pytest.fixture
 def network(tmp_path):
     PAUSE.unlink(missing_ok=True)
     with Network(tmp_path / "network", SITES) as network:
-        start(network, "server", *network.names)
+        network.bring_up(*network.names)
         yield network
     PAUSE.unlink(missing_ok=True)
 
@@ -116,18 +98,18 @@ def test_a_run_survives_kills_of_a_site_and_of_the_server_in_a_round(network, tm
     silo = job(tmp_path, monkeypatch, name="silos", num_rounds=ROUNDS, train_script="silo.py", privacy=RECORDS)
     run = network.own("server") / "silos"
     network.admin("submit", silo)
-    wait_until(lambda: len(rounds(run)) >= 1, network)
+    network.wait_until(lambda: len(rounds(run)) >= 1)
     pause_in_a_round(run, network)
     network.kill("site-5")
     PAUSE.unlink()
-    wait_until(lambda: any(each["survivors"] == SITES - 1 for each in rounds(run)), network, 300.0)
+    network.wait_until(lambda: any(each["survivors"] == SITES - 1 for each in rounds(run)))
     network.start("site-5")
     # The server is killed in a round: the job is submitted again, and goes on with its run.
     pause_in_a_round(run, network)
     network.kill("server")
     PAUSE.unlink(missing_ok=True)
     before = len(rounds(run))
-    start(network, "server")
+    network.bring_up()
     assert finish(network, network.admin("submit", silo)).startswith("FINISHED:COMPLETED")
     assert 2 <= before < len(rounds(run)) == ROUNDS
     assert [each["round"] for each in rounds(run)] == list(range(1, ROUNDS + 1))

@@ -24,6 +24,8 @@ from model import SimpleNetwork
 from torch import nn
 from torch.optim import SGD
 
+from d2pfed.learning import TorchRecords
+
 # (1) import nvflare client API
 import nvflare.client as flare
 from nvflare.client.tracking import SummaryWriter
@@ -47,6 +49,9 @@ def evaluate(net, data_loader, device):
         accuracy = 100 * correct // total
         print(f"Accuracy of the network on {total} test images: {accuracy} %")
     return accuracy
+
+
+units = TorchRecords(SimpleNetwork(), load_cifar)
 
 
 def main():

@@ -64,13 +64,13 @@ def main():
         name="hello-pt",
         min_clients=n_clients,
         num_rounds=num_rounds,
-        privacy={"epsilon": 8.0, "clip": 0.1},
+        privacy={"unit": "record", "epsilon": 8.0, "clip": 1.0, "records": 50_000, "batch_rate": 0.02, "dropouts": 0.0},
+        evaluations={"final": {"classes": 10, "epsilon": 1.0}},
         # Model can be specified as class instance or dict config:
         model=SimpleNetwork(),
         # Alternative: model={"class_path": "model.SimpleNetwork", "args": {}},
         # For pre-trained weights: initial_ckpt="/server/path/to/pretrained.pt",
         train_script=args.train_script,
-        train_args=train_args,
         launch_external_process=args.launch_external_process,
         client_memory_gc_rounds=args.client_memory_gc_rounds,
     )

@@ -62,6 +62,7 @@ UNCHECKED = {
     "mechanism": "a mechanism that is not known here",
     "narrow": "noise of less than 0.4 steps",
     "delta": f"a delta below {LEAST_DELTA:g} behind sampled cohorts",
+    "slack": f"a plan of another kind with a slack below {LEAST_DELTA:g}",
     "kinds": f"more than {MOST_RUNS} kinds of runs, or a million releases, behind sampled cohorts",
     "coins": f"a person in more than {MOST_COINS} silos",
     "wide": "losses too wide for a grid",
@@ -351,6 +352,9 @@ class Part:
     shift: float  # how far neighbours are apart where a unit takes part
     variance: float  # of the noise that is left
     excess: float  # what a cap on participations adds to delta while cohorts are hidden (theory 14)
+    is_block: bool = (
+        False  # whether a client is in one of its releases, and it is hidden in which (theory 14, once)
+    )
 
     @property
     def round(self) -> "Part":
@@ -467,6 +471,38 @@ def hidden_epsilon(parts: Parts, delta: float, claimed: float) -> float:
     return math.inf if left <= 0 else max(float(each.get_epsilon_for_delta(left)) for each in composed) + 2 * slack
 
 
+def block_epsilon(part: Part, delta: float, known: float) -> float:
+    """Return epsilon where a client is in one release, or none, and it is hidden in which (theory 14, once).
+
+    X and Y are the likelihood ratios of opposite shifts: delta is rate times what the sum of X - alpha Y over all
+    releases has on average above (alpha - 1) (1 / rate - releases).
+    """
+    event, smooth = part.event, surrogate(part, part.event.releases)
+    if smooth is None or event.releases * event.rate >= 1 or not math.isfinite(known):
+        return math.inf
+    mu, rate, count = 2 * float(event.radius) / math.sqrt(smooth[0]), float(event.rate), event.releases
+    z, slack = np.linspace(-9.0, 9.0, 1 << 16), count * smooth[1]
+
+    def is_enough(epsilon: float) -> bool:
+        alpha, points = math.exp(epsilon), max(64, (1 << 17) // count)
+        values = np.exp(mu * z - mu * mu / 2) - alpha * np.exp(-mu * z - mu * mu / 2)
+        at = (values - values[0]) / (values[-1] - values[0]) * (points - 1)
+        chances, low = np.diff(ndtr(z), prepend=0.0), np.minimum(at.astype(int), points - 2)
+        law = np.bincount(low, chances * (low + 1 - at), points)  # what falls between two points is divided
+        law += np.bincount(low + 1, chances * (at - low), points)
+        size = 1 << math.ceil(math.log2(points * count))
+        law = np.fft.irfft(np.fft.rfft(law, size) ** count, size)
+        total = count * values[0] + np.arange(size) * (values[-1] - values[0]) / (points - 1)
+        excess = np.maximum(total - (alpha - 1) * (1 / rate - count), 0.0)
+        return rate * float((excess * law).sum()) <= delta * math.exp(-slack)
+
+    low, high = 0.0, known
+    while high - low > TOLERANCE / 10 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high + 2 * slack
+
+
 def smooth_from(least: int, primes: tuple[int, ...] = (11, 7, 5, 3)) -> int:
     """Return the least number from `least` on with no prime factors but 2 and these: half the length of phases."""
     if not primes:
@@ -566,7 +602,8 @@ def parts_of(events: Sequence[Event], observer: str) -> Parts:
         others = binom(each.releases - 1, min(1.0, each.cohort_size / max(1, each.population - 1)))
         cost = float(each.releases * each.rate * (each.method == "fixed")) * float(others.sf(cap - 1))
         is_hidden, variance = each.is_hidden(observer), float(each.variance) * left
-        parts[Part(each.cost, left, cap, is_hidden, float(shift), variance, cost)] += 1
+        is_block = each.method == "once" and observer == "released"
+        parts[Part(each.cost, left, cap, is_hidden, float(shift), variance, cost, is_block)] += 1
     return parts
 
 
@@ -583,6 +620,8 @@ def bound(parts: Parts, delta: float, scale: float, enough: float) -> float:
     if any(part.left < 1 for part in parts):
         return math.inf
     known = known_epsilon(parts, delta)
+    if sum(parts.values()) == 1 and (part := next(iter(parts))).is_block:
+        known = min(known, block_epsilon(part, delta, known))
     if enough >= known * (1 - TOLERANCE) or not any(part.is_hidden for part in parts):
         return known
     uncapped = {replace(part, is_hidden=part.is_hidden and not part.excess): n for part, n in parts.items()}
@@ -688,25 +727,21 @@ def added_epsilon(
 def filtered_epsilon(parts: Parts, delta: float) -> float:
     """Return epsilon of releases each of which may have been chosen from outputs, where nothing is hidden.
 
-    Gaussians by the sum of their squared ratios, others by one rho with D(alpha) <= alpha rho. Which of these a ledger
-    will hold, and how epsilon is divided between them, was open: each case has its own share of delta.
+    Gaussians alone by the sum of their squared ratios, all others, and Gaussians beside them, by one rho with
+    D(alpha) <= alpha rho. Which of these a ledger will hold was open: each case has its own share of delta.
     """
     squared = slack = rho = 0.0
+    is_gaussian = True
     for part, times in parts.items():
         count, smooth = times * part.count, surrogate(part, 1 << 12)
+        rho += count * float(np.max(renyi_curve(part) / ORDERS))
         if smooth is not None and smooth[1] <= 1e-4 / (1 << 12):
             squared, slack = squared + count * part.shift**2 / smooth[0], slack + count * smooth[1]
         else:
-            rho += count * float(np.max(renyi_curve(part) / ORDERS))
-    if slack > 1e-4:
-        return math.inf
-    if not rho:
-        return gaussian_epsilon(squared, 1e-4, 0.8 * delta)
-    if not squared:
-        return renyi_epsilon(rho * ORDERS, 0.1 * delta)
-    share = 0.05 * delta / (63 * 2)  # of 63 ways to give two or three kinds whole tenths of epsilon
-    smooth_one, other = gaussian_epsilon(squared, 1e-4, share), renyi_epsilon(rho * ORDERS, share)
-    return min(max(10 * smooth_one / tenths, 10 * other / (10 - tenths)) for tenths in range(1, 10))
+            is_gaussian = False
+    if not is_gaussian:
+        return renyi_epsilon(rho * ORDERS, 0.15 * delta)
+    return math.inf if slack > 1e-4 else gaussian_epsilon(squared, 1e-4, 0.75 * delta)
 
 
 def counted_epsilon(fixed: Sequence[Parts], later: Sequence[Parts], delta: float, epsilon: float) -> float:
@@ -743,9 +778,8 @@ def counted_epsilon(fixed: Sequence[Parts], later: Sequence[Parts], delta: float
 
 def units_over(run: Sequence[Any], unit: Sequence[Any], slack: float, step: float) -> int:
     """Return the least number of units whose product plus a slack is nowhere below a run's profile, in both orders."""
-    slack -= 1e-14 * MOST_UNITS  # more than rounding, which may have made products of the unit too large
-    if slack < LEAST_DELTA:
-        return MOST_UNITS + 1
+    if slack < LEAST_DELTA:  # far more than rounding, which may have made products of the unit too large
+        raise Unchecked("slack", f"{slack:.3g}")
     size = max(len(run), len(unit))
     orders = list(zip((*run, *run)[:size], (*unit, *unit)[:size], strict=True))
     tops = [math.ceil(max(one.get_epsilon_for_delta(slack), 0.0) / step) + 1 for one, _ in orders]

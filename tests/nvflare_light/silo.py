@@ -26,6 +26,3 @@ def units(arrays, settings, site):
     while PAUSE.exists():
         time.sleep(0.1)
     return Records(sum(array.size for name, array in arrays.items() if name != "seen"))
-
-
-evaluate = units

@@ -17,10 +17,11 @@ from d2pfed.ledger.files import create_file, make_directory
 from d2pfed.numerics.randomness import Stream
 from d2pfed.secagg import Roster
 from d2pfed.secagg.crypto import signing_public
-from d2pfed.secagg.draws import Opening, draw_cohort, draw_key
+from d2pfed.secagg.draws import Opening, draw_key
 from d2pfed.secagg.wire import MessageKind, kind_of
 from support.enrolled_clients import anchor_in, directory_of, sign_roster, write_settings
 from support.federation import enrolment_secret
+from support.rosters import draw_cohort
 
 Settings = Mapping[str, object]
 

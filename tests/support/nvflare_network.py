@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +36,10 @@ builders:
 - path: nvflare.lighter.impl.static_file.StaticFileBuilder
   args: {{config_folder: config}}
 - path: nvflare.lighter.impl.cert.CertBuilder
-- path: nvflare.lighter.impl.signature.SignatureBuilder
+{more}- path: nvflare.lighter.impl.signature.SignatureBuilder
+"""
+ENCRYPTED = """- path: nvflare.lighter.impl.he.HEBuilder
+  args: {poly_modulus_degree: 8192, coeff_mod_bit_sizes: [60, 40, 40], scale_bits: 40, scheme: CKKS}
 """
 # In a process of its own: a session of NVFlare's that is lost takes its process's threads along.
 COMMAND = """import os
@@ -79,6 +83,7 @@ class Network:
 
     directory: Path
     sites: int
+    is_encrypted: bool = False  # whether kits have keys of homomorphic encryption, for NVFlare's own recipes
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
@@ -87,7 +92,8 @@ class Network:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         names = "\n".join(f"- {{name: {name}, type: client, org: nvidia}}" for name in self.names)
-        (self.directory / "project.yml").write_text(PROJECT.format(port=port, sites=names))
+        more = ENCRYPTED if self.is_encrypted else ""
+        (self.directory / "project.yml").write_text(PROJECT.format(port=port, sites=names, more=more))
         command = [_program("nvflare"), "provision", "-p", "project.yml", "-w", "workspace"]
         subprocess.run(command, cwd=self.directory, env=self._environment(), check=True, capture_output=True)
         self._enrol()
@@ -122,6 +128,22 @@ class Network:
                 start_new_session=True,  # so that it can be ended with all that it has started itself
             )
             log.close()
+
+    def bring_up(self, *names: str) -> None:
+        """Start the server and wait for it, then sites; wait until all sites of the network are connected."""
+        log = self.directory / "server.log"
+        before = self.log("server").count("Server started") if log.exists() else 0
+        self.start("server")
+        self.wait_until(lambda: self.log("server").count("Server started") > before)
+        self.start(*names)
+        self.wait_until(lambda: self.admin("sites") == str(self.sites))
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 300.0) -> None:
+        """Wait until a condition holds."""
+        until = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < until, self.log("server")[-4000:]
+            time.sleep(0.2)
 
     def kill(self, name: str) -> None:
         """Kill the server or a site, with the processes of its jobs."""

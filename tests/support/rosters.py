@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import Roster, crypto, issue_roster
+from d2pfed.secagg.draws import draw_order
 from d2pfed.secagg.roster import LIFETIME_DAYS, NO_ROOT, _body
 from d2pfed.secagg.wire import MessageKind, frame
 
@@ -36,3 +37,8 @@ def sign_anything(keys: Mapping[int, bytes], secret: bytes) -> bytes:
     floors = dict.fromkeys(keys, (0, bytes(32)))
     body = _body(SimpleNamespace(keys=keys, clients=tuple(sorted(keys)), floors=floors, **fields))
     return frame(MessageKind.ROSTER, bytes(32), 0, body, crypto.sign(secret, digest("d2pfed roster", body)))
+
+
+def draw_cohort(*drawn) -> tuple[int, ...]:
+    """The cohort of a draw, increasing, as sessions have it."""
+    return tuple(sorted(draw_order(*drawn)))

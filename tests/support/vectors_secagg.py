@@ -10,11 +10,11 @@ import numpy as np
 from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import Consistency, Delivery, collect, crypto, encode_roster
-from d2pfed.secagg.draws import DrawTree, draw_cohort, draw_key
+from d2pfed.secagg.draws import DrawTree, draw_key
 from d2pfed.secagg.pairwise.messages import EncryptedShares
 from d2pfed.secagg.wire import HEADER_BYTES, VERSION, frame, kind_of
 from support.federation import MODEL, TASK, Federation, advertising_of, enrolment_secret, make_session, position_of
-from support.rosters import AUTHORITY, roster_of
+from support.rosters import AUTHORITY, draw_cohort, roster_of
 
 FOLDER = Path(__file__).parent.parent / "vectors" / f"v{VERSION}"
 SIGNED = {"consistency": Consistency.SIGNED}

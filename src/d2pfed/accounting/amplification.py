@@ -13,6 +13,7 @@ from functools import cache, partial
 import numpy as np
 
 from d2pfed.accounting import rdp
+from d2pfed.accounting.allocation import HiddenBlocks
 from d2pfed.accounting.composition import (
     AdditiveCost,
     Amplification,
@@ -41,6 +42,7 @@ from d2pfed.accounting.rdp import FloatArray, check_delta
 from d2pfed.errors import ConfigError
 
 CAP_SHARE = 0.01  # of delta: what a plan lets the cap on participations cost
+_BLOCK_POINTS = 4  # of the grid of all blocks of a run, for each one of a release's losses
 _GUARD = 1 + 1e-9  # more than the relative error of a binomial tail in double precision
 
 
@@ -95,6 +97,28 @@ def sampled_runs_epsilon(
     if method is Method.RDP and all(is_hidden) and (pairs := sampled_pairs(runs, adjacency, releases)):
         return min(found, (_loss_epsilon(pairs.items(), delta, {points}, kappa), "pld"))
     return found
+
+
+def once_epsilon(runs: Sequence[RunReleases], known: float, delta: float, points: int) -> tuple[float, str]:
+    """Return epsilon of one run under `once` towards who does not know the blocks; `known` to who does.
+
+    A client in no charged block must remain, and none may be in two. Zero-out counts as replace-one. Several runs, and
+    noise that no Gaussian stands for, are not amplified.
+
+    Guarantee: a uniform order of all clients, of which each block is used once. Proof: theory.md#once.
+    Checked: test_accounting_allocation.py.
+    """
+    if len(runs) != 1 or (run := runs[0]).sampling.method is not Sampling.ONCE or run.blocks > 1:
+        return math.inf, "none"
+    cohort, population = run.sampling.cohort_size, run.sampling.population
+    costs = [gaussian_cost(noise, Adjacency.REPLACE_ONE.radii, run.count).values for noise, _ in run.noises]
+    slack = math.fsum(each * count for (_, each), (_, count) in zip(costs, run.noises, strict=True))
+    if run.count * cohort >= population or not math.isfinite(slack):
+        return math.inf, "none"
+    ratio, left = math.sqrt(max(squared for squared, _ in costs)), delta * math.exp(-slack)
+    hidden = HiddenBlocks(ratio, cohort / population, run.count)
+    found = hidden.epsilon(left, known, _BLOCK_POINTS * points)
+    return found + 2 * slack, "allocation"
 
 
 def _loss_epsilon(

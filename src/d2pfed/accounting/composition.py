@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial, reduce
-from itertools import product
 from operator import add
 from typing import TypeVar
 
@@ -233,8 +232,8 @@ _SMOOTHED = 1 << 12  # releases that share the slack
 _SLACK = 1e-4  # what the surrogates of all Gaussian releases may use up together: 2 * _SLACK is added to epsilon
 _MOST_BINOMIAL = 1 << 10  # binomial releases that one account can hold
 _TENTHS = 10  # parts of epsilon that are divided among the groups
-# Shares of delta by the groups that an account comes to hold, fixed before anything is seen. They add up to 1.
-_ALONE = {Method.GAUSSIAN: 0.8, Method.RDP: 0.1, Method.BINOMIAL: 0.05}
+# Shares of delta by what an account comes to hold, fixed before anything is seen. They add up to 1.
+_ALONE = {Method.GAUSSIAN: 0.75, Method.RDP: 0.15, Method.BINOMIAL: 0.05}
 _MIXED = 0.05
 
 
@@ -252,21 +251,22 @@ def filtered_epsilon(noises: Counter[Noise], radii: int, delta: float) -> float:
             _, slack = gaussian_cost(noise, radii, _SMOOTHED).values
             group = Method.GAUSSIAN if slack <= _SLACK / _SMOOTHED else Method.RDP
         groups.setdefault(group, Counter())[noise] += count
-    if not groups:
-        return 0.0
-    if len(groups) == 1:
-        ((group, own),) = groups.items()
-        return _epsilon(group, own, radii, delta * _ALONE[group])
-    # The least epsilon that some division of it among the groups covers. Which one a path ends in is chosen after the
-    # fact, so delta is divided among all that there are: of three pairs of groups, and of all three.
+    if (
+        Method.RDP in groups
+    ):  # Gaussians have a Renyi curve as well, and one curve for both is less than two epsilons
+        groups[Method.RDP] += groups.pop(Method.GAUSSIAN, Counter())
+    if len(groups) < 2:
+        return max(
+            (_epsilon(group, own, radii, delta * _ALONE[group]) for group, own in groups.items()), default=0.0
+        )
+    # Binomial noise and either of the others: the least epsilon that some division of it among the two covers. Which
+    # one a path ends in is chosen after the fact, so delta is divided among all that there are.
     tenths = range(1, _TENTHS)
-    divisions = {size: [of for of in product(tenths, repeat=size) if sum(of) == _TENTHS] for size in (2, 3)}
-    each = delta * _MIXED / ((3 * len(divisions[2]) + len(divisions[3])) * len(groups))
-    wanted = [_epsilon(group, own, radii, each) for group, own in groups.items()]
-    return min(
-        max(epsilon * _TENTHS / part for epsilon, part in zip(wanted, parts, strict=True))
-        for parts in divisions[len(groups)]
+    each = delta * _MIXED / (2 * len(tenths) * len(groups))
+    other, binomial = (
+        _epsilon(group, groups[group], radii, each) for group in sorted(groups, key=Method.BINOMIAL.__eq__)
     )
+    return min(max(other * _TENTHS / part, binomial * _TENTHS / (_TENTHS - part)) for part in tenths)
 
 
 def _epsilon(group: Method, noises: Counter[Noise], radii: int, delta: float) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
 from functools import lru_cache
 
-from d2pfed.accounting.amplification import is_amplified, record_runs_epsilon, sampled_runs_epsilon
+from d2pfed.accounting.amplification import is_amplified, once_epsilon, record_runs_epsilon, sampled_runs_epsilon
 from d2pfed.accounting.composition import (
     AdditiveCost,
     Amplification,
@@ -164,7 +164,9 @@ def _account(
         observer=observer,
         unit=releases[0].unit,
         adjacency=releases[0].adjacency,
-        sampling="; ".join(_describe(*kind, told) for kind in kinds),
+        sampling="; ".join(_describe(*kind, told) for kind in kinds)
+        if accountant != "allocation"
+        else f"{_drawn(runs[0].sampling)}, amplified, unknown block",
         max_participations=max_participations,
         accountant=accountant,
         reason="" if found else f"a release has no noise that is unknown to {observer}",
@@ -196,6 +198,7 @@ def runs_epsilon(
     if observer.view is View.RELEASED:
         # This view is a function of one that knows the cohorts, so whatever holds there holds here.
         amplified = sampled_runs_epsilon(runs, adjacency, delta, points)
+        amplified = min(amplified, once_epsilon(runs, plain[0], delta, points))
         if amplified < plain:
             return (*amplified, True)
     return (*plain, False)
@@ -235,6 +238,10 @@ def check_releases(releases: Sequence[Release]) -> None:
         raise ConfigError(f"all releases of one account must have the same max_silos, got {sorted(silos)}")
 
 
+def _drawn(sampling: CohortSampling) -> str:
+    return f"{sampling.cohort_size} of {sampling.population}, {sampling.method}"
+
+
 def _describe(sampling: CohortSampling, batches: BatchSampling | None, observer: Observer) -> str:
     if batches is not None:
         person = f", a person in up to {batches.max_silos} silos" if batches.max_silos > 1 else ""
@@ -242,7 +249,7 @@ def _describe(sampling: CohortSampling, batches: BatchSampling | None, observer:
             return f"all records of {sampling.population} silos, not amplified{person}"
         coin = f"by a secret coin of {float(batches.rate):.4g}, amplified{person}"
         return f"each record of {sampling.population} silos {coin}"
-    drawn = f"{sampling.cohort_size} of {sampling.population}, {sampling.method}"
+    drawn = _drawn(sampling)
     is_drawn = sampling.method is not Sampling.NONE and sampling.cohort_size < sampling.population
     if observer.view is View.COLLUDING and is_drawn:
         drawn += f", more than {observer.colluders} colluders in a drawn cohort with chance {UNCOUNTED}"

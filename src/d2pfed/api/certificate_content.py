@@ -47,7 +47,7 @@ _NEIGHBORS = {
 }
 _DRAWN = {
     Sampling.FIXED: "a fresh uniform cohort of known size for each charged attempt",
-    Sampling.ONCE: "a random partition: each client is in one cohort of the run; nothing is amplified",
+    Sampling.ONCE: "a random partition: each client is in one cohort of the run",
     Sampling.NONE: "cohorts that are known or were not drawn at random; nothing is amplified",
 }
 _BY_COINS = "every silo in every attempt; in each, every record by a secret coin of its silo, which amplifies"
@@ -156,54 +156,33 @@ def _coins(release: Release) -> tuple[Fraction, int]:
     return Fraction(release.sampling.cohort_size, release.sampling.population), 1
 
 
-def _claims(report: RunReport | None, own: ChargedRun | None, record: LedgerRecord) -> list[Json]:
-    """Return the guarantees as a certificate claims them; an infinite epsilon is null."""
-    found: list[tuple[str, list[str], Guarantee]] = []
+def statement(
+    report: RunReport | None, own: ChargedRun | None, record: LedgerRecord, *, facts: Json, issued: str
+) -> Json:
+    """Return everything that a certificate states; `facts` are those of the subject: a run's, or a ledger's."""
+    release, found = (own or record.runs[-1][1]).plan.release, record.found
+    claimed: list[tuple[str, list[str], Guarantee]] = []
     if report is not None and report.plan is not None and own is not None:
-        found = [("run", [own.run], item) for item in guarantees(report.plan)]
+        claimed = [("run", [own.run], item) for item in guarantees(report.plan)]
     else:
         for _, begun in record.runs:
             plan = begun.plan
             for observer in dict.fromkeys((RELEASED, SERVER, CLIENT, plan.observer, ALONE)):
                 given = plan.release, plan.max_attempts, observer, plan.delta, plan.max_participations
-                found.append(("run", [begun.run], run_guarantee(*given)))
+                claimed.append(("run", [begun.run], run_guarantee(*given)))
     if len(record.runs) > 1:
-        whole, last = record.found, record.runs[-1][1].plan
+        last = record.runs[-1][1].plan
         together = Guarantee(
-            epsilon=whole.spent,
-            delta=whole.budget.delta,
-            observer=whole.budget.observer,
+            epsilon=found.spent,
+            delta=found.budget.delta,
+            observer=found.budget.observer,
             unit=last.release.unit,
             adjacency=last.release.adjacency,
             sampling="that of each run",
             max_participations=max(begun.plan.max_participations for _, begun in record.runs),
             accountant="all runs composed",
         )
-        found.append(("composed", [begun.run for _, begun in record.runs], together))
-    return [
-        {
-            "scope": scope,
-            "runs": runs,
-            "observer": str(item.observer),
-            "epsilon": float(item.epsilon) if math.isfinite(item.epsilon) else None,
-            "delta": float(item.delta),
-            "unit": item.unit.value,
-            "adjacency": item.adjacency.value,
-            "accountant": item.accountant,
-            "sampling": item.sampling,
-            "max_participations": item.max_participations,
-            "reason": item.reason,
-            "condition": CONDITIONS[scope],
-        }
-        for scope, runs, item in found
-    ]
-
-
-def statement(
-    report: RunReport | None, own: ChargedRun | None, record: LedgerRecord, *, facts: Json, issued: str
-) -> Json:
-    """Return everything that a certificate states; `facts` are those of the subject: a run's, or a ledger's."""
-    release, found = (own or record.runs[-1][1]).plan.release, record.found
+        claimed.append(("composed", [begun.run for _, begun in record.runs], together))
     return facts | {
         "format": FORMAT,
         "issued": issued,
@@ -223,7 +202,23 @@ def statement(
             "packages": {name: version(name) for name in _PACKAGES},
         },
         "events": [event(head, begun) for head, begun in record.runs],
-        "claims": _claims(report, own, record),
+        "claims": [
+            {
+                "scope": scope,
+                "runs": runs,
+                "observer": str(item.observer),
+                "epsilon": float(item.epsilon) if math.isfinite(item.epsilon) else None,
+                "delta": float(item.delta),
+                "unit": item.unit.value,
+                "adjacency": item.adjacency.value,
+                "accountant": item.accountant,
+                "sampling": item.sampling,
+                "max_participations": item.max_participations,
+                "reason": item.reason,
+                "condition": CONDITIONS[scope],
+            }
+            for scope, runs, item in claimed
+        ],
         "ledger": {
             "head": found.head.encode(),
             "runs": len(record.runs),
@@ -353,10 +348,15 @@ def _assumptions(plan: Plan) -> list[str]:
             "For `released`: who reads the models does not learn who took part. The clients of a cohort do.",
             "For `released`: who sees the ledger, the server's log or its traffic has the row `server` instead.",
             "For `released`: dropping out depends neither on who was drawn nor on what a client holds.",
+            "For `released`: no attempt that was void asked for vectors, as clients count these towards their cap.",
             "For `released`: no client's own budget ends before its cap; no client keeps a state from round to round.",
         ]
     if plan.sampling.method is Sampling.ONCE:
-        found.append("No client is in two cohorts of the run, and dropping out does not depend on data.")
+        found += [
+            "No client is in two cohorts of the run, and dropping out does not depend on data.",
+            "For `released`, where it is below `server`: who reads the models does not learn who took part when.",
+            "For `released`, where it is below `server`: who was drawn, and earlier sums, make no attempt fail.",
+        ]
     return found
 
 

@@ -31,6 +31,7 @@ from d2pfed.learning.task import (
     parse_partition,
 )
 from d2pfed.learning.tasks import load_task
+from d2pfed.learning.torch_records import TorchRecords
 from d2pfed.learning.trainer import LocalTrainer, one_thread, packed, trainer_for, unpacked, use_one_thread
 from d2pfed.learning.user_clients import Collate, UserClients, batches_of, held_by
 
@@ -76,6 +77,7 @@ __all__ = [
     "without_personal",
     "Groups",
     "RecordTrainer",
+    "TorchRecords",
     "Collate",
     "UserClients",
     "batches_of",

@@ -20,7 +20,7 @@ from d2pfed.deploy.client import Purpose
 from d2pfed.deploy.evaluation import Asked, PrivateAnswer, means_of, metrics_of, total_of
 from d2pfed.deploy.layout import NamedArrays
 from d2pfed.deploy.strategy import KeyUse, Strategy
-from d2pfed.deploy.targets import DIRECTORY_SETTING, ROUNDS_SETTING
+from d2pfed.deploy.targets import DIRECTORY_SETTING, ROUNDS_SETTING, RUN_SETTING
 from d2pfed.deploy.transport import Deadlines
 from d2pfed.nvflare.sites import APP, app_digest, server_directory
 from d2pfed.nvflare.tasks import TASK, Fields, TaskEngine
@@ -161,7 +161,7 @@ class PrivateController(Controller):
         """Return the strategy of this job's run, in the server's own directory."""
         directory = server_directory(local)
         names = arrays if self.trained is None else self.trained
-        settings = {DIRECTORY_SETTING: str(directory), ROUNDS_SETTING: self.rounds}
+        settings = {DIRECTORY_SETTING: str(directory), RUN_SETTING: self.run, ROUNDS_SETTING: self.rounds}
         known = {} if (directory / "roster").exists() else {"population": self.sites}
         planned = Strategy.planned(
             {**known, **self.privacy},
@@ -172,7 +172,7 @@ class PrivateController(Controller):
             keys=None if self.keys is None else KeyUse(self.keys),
         )
         directory.mkdir(parents=True, exist_ok=True)
-        return replace(planned, directory=directory / self.run, run_config={APP: app_digest(app)})
+        return replace(planned, run_config={APP: app_digest(app)})
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext

@@ -96,10 +96,10 @@ class PrivateExecutor(ClientAPIExecutor):
 
 
 class RecordsExecutor(Executor):
-    """Answers requests with a module's `units` and `evaluate`, so that each single record is protected.
+    """Answers requests with a module's `units`, so that each single record is protected.
 
-    `units(arrays, settings, site)` returns what this site holds under a model (`d2pfed.round.Units`), and
-    `evaluate(arrays, settings, site)`, where there is one, its `EvaluatedRecords`: see `flower.client.PrivateRecords`.
+    `units(arrays, settings, site)` returns what this site holds under a model: `d2pfed.round.Units`, and for private
+    evaluations also `deploy.questions.EvaluatedRecords`. `d2pfed.learning.TorchRecords` is such a function.
 
     Args:
         script: The module's file, relative to the job's code.
@@ -120,18 +120,13 @@ class RecordsExecutor(Executor):
         """Answer a request."""
         site = fl_ctx.get_identity_name()
 
-        def run(_purpose: Purpose) -> TrainArrays:
-            def call(arrays: NamedArrays, settings: Mapping[str, object]) -> Units:
-                if not is_evaluation(settings):
-                    units: Units = self._module.units(arrays, settings, site)  # type: ignore[union-attr]
-                    return units
-                model = {name: array for name, array in arrays.items() if name != STATISTIC}
-                records = self._module.evaluate(model, settings, site)  # type: ignore[union-attr]
-                return RecordAnswers(question_of(settings), records)
+        def call(arrays: NamedArrays, settings: Mapping[str, object]) -> Units:
+            is_asked = is_evaluation(settings)
+            model = {name: array for name, array in arrays.items() if not is_asked or name != STATISTIC}
+            held = self._module.units(model, settings, site)  # type: ignore[union-attr]
+            return RecordAnswers(question_of(settings), held) if is_asked else held
 
-            return call
-
-        return answer_task(shareable, fl_ctx, run)
+        return answer_task(shareable, fl_ctx, lambda _purpose: call)
 
 
 def load_module(file: Path) -> ModuleType:

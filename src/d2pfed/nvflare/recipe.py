@@ -30,10 +30,16 @@ class PrivateJob(FedJob):
     are enrolled there.
     """
 
-    def __init__(self, name: str, min_clients: int, *, has_records: bool) -> None:
+    def __init__(
+        self, name: str, min_clients: int, script: str, executor: PrivateExecutor | RecordsExecutor
+    ) -> None:
         super().__init__(name=name, min_clients=min_clients)
         self.set_app_packages(["d2pfed"])
-        self._has_records = has_records
+        self._has_records = isinstance(executor, RecordsExecutor)
+        self.to_server({"server": {"task_request_interval": _POLL_SECONDS}})
+        self.to_clients(executor, tasks=[TASK])
+        self.to_clients({"default_task_fetch_interval": _POLL_SECONDS})
+        self.to_clients(script)
 
     def simulator_run(
         self, workspace: str, n_clients: int | None = None, clients: list[str] | None = None, **options: object
@@ -51,7 +57,7 @@ class PrivateFedAvgRecipe(Recipe):
     """Federated averaging in which no one sees a client's update, within a privacy target.
 
     In place of NVFlare's `FedAvgRecipe`; the training script stays as it is. With the unit record the script is a
-    module with `units` and `evaluate` (`executor.RecordsExecutor`) in place of a loop.
+    module with `units` (`executor.RecordsExecutor`) in place of a loop.
 
     Args:
         name: Of the job and its run: the next job with this name goes on with the run.
@@ -91,8 +97,15 @@ class PrivateFedAvgRecipe(Recipe):
         command: str = "python3 -u",
         client_memory_gc_rounds: int = 0,
     ) -> None:
-        is_record = privacy.get("unit") == Unit.RECORD
-        job = PrivateJob(name, min_clients, has_records=is_record)
+        executor = _executor(
+            privacy,
+            train_script,
+            train_args,
+            ExchangeFormat.PYTORCH,
+            command=command if launch_external_process else None,
+            gc_rounds=client_memory_gc_rounds,
+        )
+        job = PrivateJob(name, min_clients, train_script, executor)
         persistor = job.to_server(PTModel(model))["persistor_id"]
         controller = PrivateController(
             run=name,
@@ -107,20 +120,7 @@ class PrivateFedAvgRecipe(Recipe):
             keys=keys,
             evaluations=evaluations,
         )
-        if is_record and (launch_external_process or train_args):
-            raise ConfigError("a module of records is called in the job's own process and takes no arguments")
-        executor = (
-            RecordsExecutor(train_script)
-            if is_record
-            else _script_executor(
-                train_script,
-                train_args,
-                ExchangeFormat.PYTORCH,
-                command if launch_external_process else None,
-                client_memory_gc_rounds,
-            )
-        )
-        _assemble(job, controller, executor, train_script)
+        job.to_server(controller)
         super().__init__(job)
 
     def enable_log_streaming(self, *_arguments: object, **_options: object) -> None:
@@ -159,8 +159,8 @@ class PrivateStatisticRecipe(Recipe):
         deadlines: Mapping[str, float] | None = None,
         keys: str | None = None,
     ) -> None:
-        is_record = privacy.get("unit") == Unit.RECORD
-        job = PrivateJob(name, min_clients, has_records=is_record)
+        executor = _executor(privacy, train_script, train_args, ExchangeFormat.NUMPY)
+        job = PrivateJob(name, min_clients, train_script, executor)
         controller = PrivateController(
             run=name,
             privacy=dict(privacy),
@@ -169,35 +169,29 @@ class PrivateStatisticRecipe(Recipe):
             deadlines=deadlines,
             keys=keys,
         )
-        executor = (
-            RecordsExecutor(train_script)
-            if is_record
-            else _script_executor(train_script, train_args, ExchangeFormat.NUMPY)
-        )
-        _assemble(job, controller, executor, train_script)
+        job.to_server(controller)
         super().__init__(job)
 
 
-def _script_executor(
-    script: str, arguments: str, arrays: ExchangeFormat, command: str | None = None, gc_rounds: int = 0
-) -> PrivateExecutor:
-    """Return the executor of a script that takes models as `arrays`, in a process of its own where it has a command."""
-    options = {
-        "params_exchange_format": arrays,
-        "server_expected_format": ExchangeFormat.NUMPY,
-        "memory_gc_rounds": gc_rounds,
-    }
+def _executor(
+    privacy: Mapping[str, object],
+    script: str,
+    arguments: str,
+    arrays: ExchangeFormat,
+    *,
+    command: str | None = None,
+    gc_rounds: int = 0,
+) -> PrivateExecutor | RecordsExecutor:
+    """Return the executor of a module of records, or of a script: in a process of its own where it has a command."""
+    if privacy.get("unit") == Unit.RECORD:
+        if command is not None or arguments:
+            raise ConfigError("a module of records is called in the job's own process and takes no arguments")
+        return RecordsExecutor(script)
+    expected = ExchangeFormat.NUMPY
+    options = {"params_exchange_format": arrays, "server_expected_format": expected, "memory_gc_rounds": gc_rounds}
     if command is None:
         return PrivateExecutor(
             ExecutionMode.IN_PROCESS, task_script_path=script, task_script_args=arguments, **options
         )
     whole = f"{command} custom/{Path(script).name} {arguments}"
     return PrivateExecutor(ExecutionMode.EXTERNAL_PROCESS, command=whole, **options)
-
-
-def _assemble(job: FedJob, controller: PrivateController, executor: object, script: str) -> None:
-    job.to_server(controller)
-    job.to_server({"server": {"task_request_interval": _POLL_SECONDS}})
-    job.to_clients(executor, tasks=[TASK])
-    job.to_clients({"default_task_fetch_interval": _POLL_SECONDS})
-    job.to_clients(script)

@@ -92,21 +92,16 @@ def draw_key(roster_digest: bytes, draw: int, seed: bytes) -> bytes:
     return digest("d2pfed draw", roster_digest, draw, seed)
 
 
-def draw_cohort(
-    key: bytes, clients: Sequence[ClientId], sampling: CohortSampling, block: int
-) -> tuple[ClientId, ...]:
-    """Return the cohort of a draw among all enrolled clients, increasing; `block` is a part of it under `once`.
-
-    Guarantee: uniform, and fixed before the nonce in the roster was drawn; see `draw_key` and `require_path`.
-    Checked: test_draws.py::test_cohorts_are_uniform.
-    """
-    return tuple(sorted(draw_order(key, clients, sampling, block)))
-
-
 def draw_order(
     key: bytes, clients: Sequence[ClientId], sampling: CohortSampling, block: int
 ) -> tuple[ClientId, ...]:
-    """Return the cohort of a draw in the order in which it was drawn, which is uniform too; else by identity."""
+    """Return the cohort of a draw among all enrolled clients, in the order in which it was drawn; else by identity.
+
+    `block` is a part of the draw under `once`.
+
+    Guarantee: cohort and order are uniform, and fixed before the nonce in the roster was drawn; see `draw_key` and
+    `require_path`. Checked: test_draws.py::test_cohorts_are_uniform.
+    """
     population, size = sampling.population, sampling.cohort_size
     if len(clients) != population:
         raise PeerError(
