@@ -34,13 +34,12 @@ def make_message(content: RecordDict, node: int, group: str, seconds: float) -> 
     return Message(content, node, MESSAGE_TYPE, ttl=seconds, group_id=group)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class GridEngine:
     """Flower's grid (`deploy.transport.Engine`)."""
 
     grid: Grid
     make: MessageFactory
-    _blob: tuple[bytes, ArrayRecord] | None = None  # the last one, whose chunks Flower has hashed
 
     def nodes(self) -> set[int]:
         """Return the nodes that are connected now."""
@@ -51,10 +50,6 @@ class GridEngine:
     ) -> str | None:
         """Send a request of an exchange, `data` and then `blob`; return its id, or nothing if it could not be sent."""
         content = to_record(kind, data, blob)
-        if _BLOB in content:
-            if self._blob is None or self._blob[0] is not blob:
-                self._blob = blob, content.array_records[_BLOB]
-            content[_BLOB] = self._blob[1]
         sent = list(self.grid.push_messages([self.make(content, node, name, seconds)]))
         return sent[0] if sent and sent[0] else None
 
