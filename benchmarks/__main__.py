@@ -1,5 +1,6 @@
 """`scripts/bench`: speed beside peers and the machine's limits, measured in one run."""
 
+import json as json_module
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from enum import StrEnum
@@ -21,6 +22,7 @@ from benchmarks.growth import plot_growth
 from benchmarks.lattice import ProtocolRow, bench_protocols
 from benchmarks.lattice import goals as protocol_goals
 from benchmarks.ledger import RELEASES, LedgerRow, bench_ledger
+from benchmarks.mean import MeanRow, bench_mean
 from benchmarks.parts import BUSY_PARTS, PARTS, Measured, run_part
 from benchmarks.scales import ALONE, BESIDE_FLOWER, GROWTH, MODEST, SILOS
 from benchmarks.secagg import SecAggRow, bench_secagg
@@ -135,9 +137,9 @@ def page_command(
 
     From the results of `all` and of `all --busy`.
     """
-    from benchmarks import page  # noqa: PLC0415 - what it draws with takes a second to load
+    from benchmarks import mean_page, page  # noqa: PLC0415 - what they draw with takes a second to load
 
-    for written in page.write(results, docs):
+    for written in (*page.write(results, docs), *mean_page.write(docs)):
         out().print(f"Wrote {written}.", soft_wrap=True)
 
 
@@ -420,6 +422,38 @@ def models_command(
         return
     out().print(tables.training_table(networks))
     out().print(tables.silo_table(records))
+    out().print(record.line(about), soft_wrap=True, markup=False)
+
+
+@bench.command("mean")
+def mean_command(
+    path: Annotated[
+        Path | None,
+        typer.Option("--out", show_default=False, help="A JSON file for `page`, written after each row."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Measure the error of a private mean against bits; rows that --out holds are not measured again.
+
+    Of every mechanism, for 100 to 10,000 clients and vectors of 250 to 65,536 numbers, over that of a trusted server.
+    """
+    about, rows, known = record.surroundings(), list[MeanRow](), list[MeanRow]()
+    if path is not None and path.exists():
+        stored = json_module.loads(path.read_text())["benchmarks"]["mean"]["rows"]
+        known = [MeanRow(**{name: value for name, value in row.items() if name != "ratio"}) for row in stored]
+
+    def found() -> dict[str, object]:
+        return {"rows": [asdict(row) | {"ratio": row.ratio} for row in rows]}
+
+    for row in bench_mean(known):
+        rows.append(row)
+        err().print(f"{row.what}: {row}", soft_wrap=True, markup=False)
+        if path is not None:
+            record.write(path, about, {"mean": found()})
+    if json:
+        print_json(about | found())
+        return
+    out().print(tables.mean_table(rows))
     out().print(record.line(about), soft_wrap=True, markup=False)
 
 

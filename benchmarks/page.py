@@ -17,9 +17,9 @@ _HEAD = """# Performance
 
 <!-- Made by `scripts/bench page` of benchmarks/results; edits are lost. -->
 
-`scripts/bench all` measures everything on this page in one run: our code, the peers and the limits of the machine, so
-that ratios mean something. `scripts/bench all --busy` does the same beside two processes that keep two cores busy: the
-columns named *busy*. Absolute seconds are those of one machine; compare ratios.
+This page compares the costs of d2pfed with peers and with the limits of the machine, in one run of `scripts/bench all`.
+`scripts/bench all --busy` repeats it while two processes keep two cores busy: the columns named *busy*. Compare
+ratios; seconds are those of one machine. `benchmarks/results` has every row.
 """
 
 
@@ -61,8 +61,13 @@ def markdown(
 def _machines(idle: Row, busy: Row) -> str:
     lines = [f"Idle: {record.line(idle)}.\n"]
     if busy:
-        lines.append(f"Busy: {record.line(busy)}.\n")
+        lines.append(f"Busy: {_machine(busy)}\n")
     return "\n".join(lines)
+
+
+def _machine(found: Row) -> str:
+    """Return when and on what something was measured, without the versions of libraries."""
+    return record.line(found).partition("; python")[0] + "."
 
 
 def _goals(idle: Row, busy: Row) -> str:
@@ -70,14 +75,15 @@ def _goals(idle: Row, busy: Row) -> str:
     body = []
     for row in _rows(idle, "goals"):
         other = others.get(row["what"], {})
-        numbers = (row["seconds"], row["goal"])
-        cells = (*map(_number, numbers), _met(row), _number(row.get("limit")), _number(other.get("seconds")))
-        body.append((row["what"], *cells, row["error"] or row["note"]))
-    head = ("what", "seconds", "goal", "met", "limit", "busy", "note")
+        what = "; ".join(part for part in (row["what"], row["error"] or row["note"]) if part)
+        goal = _number(row["goal"]) + (", missed" if row["met"] is False else "")
+        cells = (_number(row["seconds"]), goal, _number(row.get("limit")), _number(other.get("seconds")))
+        what = what.replace("processor seconds", "processor").replace(", complete", "")
+        body.append((what, *cells))
+    head = ("what", "seconds", "goal", "limit", "busy")
     about = (
-        "Wall-clock seconds where nothing else is said. The limit is what the machine needs at least, measured in the "
-        "same run: of training, the floating-point operations of the trained layers at the best rate of all cores; of "
-        "the protocol, X25519 alone."
+        "Wall-clock seconds, or processor seconds where a row says so. The limit is the least that the machine needs: "
+        "for training the floating-point operations of the trained layers, for the protocol X25519 alone."
     )
     return _section("Goals", about, head, body, _failure(idle, "goals"))
 
@@ -86,17 +92,25 @@ def _arithmetic(idle: Row, busy: Row) -> str:
     def key(row: Row) -> tuple[object, ...]:
         return row["what"], row["dimension"], row["threads"], row["peer"]
 
-    others = {key(row): row for row in _rows(busy, "arithmetic")}
+    rows, others = _rows(idle, "arithmetic"), {key(row): row for row in _rows(busy, "arithmetic")}
+    largest = max((row["dimension"] for row in rows), default=0)
+    shown = [row for row in rows if row["dimension"] == largest]
+    threads = {row["what"]: row["ratio"] for row in shown if row["threads"] > 1}
+    missed = {(row["what"], row["peer"]) for row in rows if row["met"] is False}
     body = [
         (
-            *(row["what"], f"{row['dimension']:,}", str(row["threads"]), _number(row["rate"] / 1e6)),
-            *(row["peer"], _number(row["ratio"]), _number(others.get(key(row), {}).get("ratio"))),
-            row["peer_error"] or _met(row),
+            *(row["what"], _number(row["rate"] / 1e6), _number(threads.get(row["what"])), row["peer"]),
+            *(_number(row["ratio"]), _number(others.get(key(row), {}).get("ratio"))),
+            row["peer_error"] or ("no" if (row["what"], row["peer"]) in missed else _met(row)),
         )
-        for row in _rows(idle, "arithmetic")
+        for row in shown
+        if row["threads"] == 1
     ]
-    head = ("what", "coordinates", "threads", "M/s", "beside", "ratio", "ratio, busy", "goal met")
-    about = "Millions of coordinates per second; the ratio is ours over the peer's or the limit's."
+    head = ("what", "M/s", "two threads", "peer", "ratio", "busy", "goal met")
+    about = (
+        f"Millions of coordinates per second in one thread, for {largest:,} coordinates; the speedup by two threads; "
+        "and our rate over the peer's or the limit's. A goal is met if it is met for all sizes."
+    )
     return _section("Arithmetic", about, head, body, _failure(idle, "arithmetic"))
 
 
@@ -125,20 +139,21 @@ def _protocols(found: Row) -> str:
     columns = ("client_up", "client_down", "client_seconds", "member_up", "member_down", "member_seconds")
     body = [
         (
-            *(row["protocol"], *(f"{row[name]:,}" for name in ("clients", "dimension", "dropouts"))),
+            "; ".join(part for part in (row["protocol"], row["note"]) if part),
+            *(f"{row[name]:,}" for name in ("clients", "dimension", "dropouts")),
             *(_number(row[name]) for name in (*columns, "server_seconds")),
-            row["note"],
         )
         for row in rows
+        if row["dropouts"] and row["dimension"] >= 100_000
     ]
     head = (
         *("protocol", "clients", "coordinates", "lost", "client sends", "receives", "seconds"),
-        *("member sends", "receives", "seconds", "server seconds", "note"),
+        *("member sends", "receives", "seconds", "server seconds"),
     )
     about = (
-        f"`scripts/bench secagg`: signed rounds, bytes beside the model, processor seconds; rings of "
-        f"{rows[0]['bits']} bits, Flower's of 64. One client, one member and the server are measured; a member's "
-        f"figures come on top of those of a client.\n\n{record.line(found)}."
+        f"`scripts/bench secagg`: signed rounds with dropouts, bytes without the model, processor seconds; rings of "
+        f"{rows[0]['bits']} bits, Flower's of 64. A committee member's figures are added to those of a client.\n\n"
+        f"{_machine(found)}"
     )
     held = [
         (goal["what"], _number(goal["value"]), _number(goal["limit"]), _met(goal))
@@ -161,7 +176,7 @@ def _training(idle: Row, busy: Row) -> str:
         )
         for row in _rows(idle, "training")
     ]
-    head = ("what", "clients", "parameters", "seconds", "beside", "its", "ratio", "ratio, busy", "goal met")
+    head = ("what", "clients", "parameters", "seconds", "peer", "its", "ratio", "busy", "goal met")
     about = (
         "Wall-clock seconds of a round in one process; the ratio is the peer's seconds over ours. The first rows are "
         "3 epochs of 80 digits, the others one epoch of 100, in steps of 10."
@@ -193,12 +208,12 @@ def _silos(idle: Row, busy: Row) -> str:
         for row in _rows(idle, "silos")
     ]
     head = ("what", "parameters", "milliseconds", "over DP-SGD", "over DP-SGD, busy", "goal met")
-    about = "A round with privacy of a record over 20 silos, beside Opacus on the pooled records."
+    about = "A round with privacy of a record over 20 silos, compared with Opacus on the pooled records."
     return _section("Silos", about, head, body, _failure(idle, "silos"))
 
 
 def _models(found: Row) -> str:
-    """Return the networks beside a loop of torch, and beside Opacus by record: of the linear layers a summary."""
+    """Return networks compared with a torch loop, and with Opacus by record; the linear layers are summarized."""
     if not (rows := _rows(found, "models")):
         return ""
     networks = [
@@ -215,29 +230,25 @@ def _models(found: Row) -> str:
         for name, row in named
     ]
     about = (
-        "`scripts/bench models`: seconds of a round of 50 clients with 40 examples each, beside a loop of torch in one "
-        "thread; and a round by record beside Opacus on the pooled records, with the run's directory in memory: on a "
-        f"disk each round waits for five syncs besides.\n\n{record.line(found)}."
+        "`scripts/bench models`: seconds of a round of 50 clients with 40 examples each, compared with a torch loop in "
+        "one thread; and a round by record compared with Opacus on pooled records, the run's directory in memory: on a "
+        f"disk each round waits for five more syncs.\n\n{_machine(found)}"
     )
     head = ("network", "parameters", "seconds", "loop", "times as fast")
     beside = _lines(("by record", "parameters", "over DP-SGD", "over DP-SGD, processor", "goal met"), records)
     return _section("Networks", about, head, networks) + "\n".join(("", *beside, ""))
 
 
-def _deployment(idle: Row, busy: Row) -> str:
-    def key(row: Row) -> tuple[object, ...]:
-        return row["what"], row["executor"], row["clients"]
-
-    rows, others = _rows(idle, "deployment"), {key(row): row for row in _rows(busy, "deployment")}
+def _deployment(idle: Row, _busy: Row) -> str:
+    rows = _rows(idle, "deployment")
     body = [
         (
             *(row["what"], row["executor"], str(row["clients"]), str(row["rounds"]), _number(row["seconds"])),
-            _number(others.get(key(row), {}).get("seconds")),
             row["error"] or deployment.in_words(row["stages"]),
         )
         for row in rows
     ]
-    head = ("what", "executor", "clients", "rounds", "seconds", "seconds, busy", "of which")
+    head = ("what", "executor", "clients", "rounds", "seconds", "of which")
     about = "Median wall-clock seconds of a round over Flower with TLS, all nodes on this machine."
     found = deployment.goals([deployment.DeploymentRow(**row) for row in rows])
     met = [(goal.what, _number(goal.value), _number(goal.limit), _met({"met": goal.met})) for goal in found]
@@ -260,13 +271,12 @@ def _growth(idle: Row, busy: Row) -> str:
 
 
 def _durations(idle: Row, busy: Row) -> str:
-    parts = ((name, found) for name, found in idle["benchmarks"].items())
     others = busy["benchmarks"] if busy else {}
-    body = [
-        (name, f"{found['seconds']:.0f}", f"{others[name]['seconds']:.0f}" if name in others else "")
-        for name, found in parts
+    parts = [
+        f"{name} {found['seconds']:.0f}" + (f" (busy {others[name]['seconds']:.0f})" if name in others else "")
+        for name, found in idle["benchmarks"].items()
     ]
-    return _section("How long the parts take", "", ("part", "seconds", "seconds, busy"), body)
+    return f"Seconds that each part takes: {', '.join(parts)}.\n"
 
 
 _SECTIONS = (_goals, _arithmetic, _secagg, _training, _engines, _silos, _deployment, _growth)

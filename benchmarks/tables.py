@@ -12,6 +12,7 @@ from benchmarks.goals import GoalRow
 from benchmarks.growth import GrowthRow
 from benchmarks.lattice import ProtocolRow
 from benchmarks.ledger import LedgerRow
+from benchmarks.mean import MeanRow
 from benchmarks.secagg import SecAggRow
 from benchmarks.silos_row import SiloRow
 from benchmarks.statistics import StatisticsRow
@@ -33,7 +34,15 @@ Row = (
     | ProtocolRow
 )
 
-_TEXT = {"what", "peer", "note", "implementation", "engine", "protocol"}  # columns that are not numbers
+_TEXT = {
+    "what",
+    "mechanism",
+    "peer",
+    "note",
+    "implementation",
+    "engine",
+    "protocol",
+}  # columns that are not numbers
 
 
 def as_dict(row: Row) -> dict[str, object]:
@@ -268,6 +277,25 @@ def progress(row: Row) -> str:
             return f"{row.protocol}: {sizes}: {seconds}; {row.note}"
         case SiloRow():
             return f"{row.what}, {row.dimension:,} parameters: {1e3 * row.seconds:.3g} ms"
+
+
+def mean_table(rows: Sequence[MeanRow]) -> Table:
+    """Return the table of private means."""
+    table = _table(
+        "Squared error of a private mean over that of a trusted server",
+        ("what", "mechanism", "clients", "dimension", "epsilon", "bits", "bytes", "error", "ratio"),
+    )
+    for row in rows:
+        sizes = (f"{value:,}" for value in (row.clients, row.dimension))
+        numbers = (
+            f"{row.epsilon:g}",
+            str(row.bits),
+            f"{row.size_bytes:,}",
+            _number(row.error),
+            f"{row.ratio:.3f}",
+        )
+        table.add_row(row.what, row.mechanism, *sizes, *numbers)
+    return table
 
 
 def tables_of(rows: Sequence[Row]) -> Iterator[Table]:

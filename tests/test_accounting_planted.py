@@ -102,7 +102,8 @@ def units_cover_both_orders(_monkeypatch):
 def domination_is_checked_at_every_grid_point(monkeypatch):
     """The plan stands out at one loss alone, wherever that is, until there are ten units."""
     reference = ReferenceRound(SampledGaussian(PairKind.FIXED_SIZE, 1.0, 0.1), 0.01, 1e-9)
-    monkeypatch.setattr(ReferenceRound, "_width", lambda _self, _parts, _slack, _least=0: 1 << 10)
+    monkeypatch.setattr(filters, "tilted_epsilon", lambda _parts, _slack: 10.23)
+    own = losses.LossPmf(0.01, 0, np.array([1.0]), 0.0)
     for place in (0, 1, 63, 64, 65, 500, 1 << 10):
 
         def bounds(parts, width, place=place):
@@ -112,7 +113,7 @@ def domination_is_checked_at_every_grid_point(monkeypatch):
             return values, values
 
         monkeypatch.setattr(filters, "profile_bounds", bounds)
-        assert reference._least([("plan", 0)], "own", 1e-6, 1) == 10
+        assert reference._least([("plan", 0)], own, 1e-6, 1) == 10
 
 
 def masses_are_raised_by_what_rounding_lost(monkeypatch):
@@ -157,7 +158,7 @@ PLANTED = [
     (
         domination_is_checked_at_every_grid_point,
         (ReferenceRound, "_least"),
-        ("uppers[width] <= lower + slack", "(uppers[width] <= lower + slack)[::64]"),
+        ("wanted <= lower", "(wanted <= lower)[::64]"),
     ),
     (
         masses_are_raised_by_what_rounding_lost,

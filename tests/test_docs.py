@@ -36,7 +36,9 @@ def test_links_between_pages_lead_somewhere(page):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-THREATS = "".join((ROOT / "docs" / name).read_text() for name in ("threats.md", "sharp-edges.md"))
+THREATS = "".join(
+    (ROOT / "docs" / name).read_text() for name in ("threats.md", "threats-tests.md", "sharp-edges.md")
+)
 NAMED_TESTS = sorted(set(re.findall(r"`(test_\w+\.py)::(test_\w+)`", THREATS)))
 NAMED_CODE = sorted(set(re.findall(r"`((?:\w+\.)+\w+)`", THREATS)))
 

@@ -16,9 +16,8 @@ from torch import nn
 
 import d2pfed
 from d2pfed.api import backends
-from d2pfed.api.backends import start_backend
-from d2pfed.api.settings import BackendName
-from d2pfed.api.trial import TolerantTrainer, clients_to_try
+from d2pfed.api.backends import TolerantTrainer, clients_to_try, start_backend
+from d2pfed.api.settings import BackendName, RunOptions
 from d2pfed.errors import ConfigError
 from d2pfed.learning import (
     LocalTraining,
@@ -38,7 +37,8 @@ def trainer(loss=None):
 
 
 def start(made, name=BackendName.AUTO, seconds=LONG, workers=2):
-    return start_backend(name, made, (made.model.initial(), 0), seconds=seconds, workers=workers)
+    options = RunOptions(backend=name, workers=workers)
+    return start_backend(options, made, (made.model.initial(), 0), seconds=seconds)
 
 
 class Workers:
@@ -141,7 +141,7 @@ import os, signal, sys, threading, time
 from pathlib import Path
 import torch
 from d2pfed.api import backends
-from d2pfed.api.settings import BackendName
+from d2pfed.api.settings import RunOptions
 from d2pfed.learning import LocalTraining, UserClients, trainer_for, user_model
 
 if __name__ == "__main__":
@@ -151,9 +151,8 @@ if __name__ == "__main__":
     clients = UserClients.of([(torch.zeros(2, 3), torch.zeros(2).long())] * 4, None, torch.device("cpu"))
     made = trainer_for(user_model(torch.nn.Linear(3, 2)), clients, LocalTraining())
     params = made.model.initial()
-    workers, line = backends.start_backend(
-        BackendName.PROCESSES, made, (params, 0), seconds=1e6, workers=2, is_ours=True
-    )
+    options = RunOptions(backend="processes", workers=2)
+    workers, line = backends.start_backend(options, made, (params, 0), seconds=1e6, is_ours=True)
     assert "start afresh" in line and len(list(workers.train(params, range(4), 0))) == 4
     maps = [Path(f"/proc/{each}/maps").read_text() for each in workers.processes()]
     print(any("/dev/shm/" in each for each in maps), *workers.processes(), flush=True)

@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from d2pfed.deploy import transport
 from d2pfed.deploy.requests import MISSING, Blob, ExchangeRequest, MissingBlob, RequestKind
@@ -29,7 +31,8 @@ def blob_of(data):
 
 
 MODEL = blob_of(b"a model" * 100)
-FRAME = frame(MessageKind.MASK_REQUEST, bytes(32), 0, b"shares", MODEL.data)
+HEAD = MessageKind.MASK_REQUEST, bytes(32), 0, b"shares"
+FRAME = frame(*HEAD, MODEL.data)
 REQUEST = ExchangeRequest(FRAME, 1.0, 2.0)
 LONG = bytes(range(256)) * 40_000  # ten million bytes
 
@@ -182,6 +185,43 @@ def test_data_of_any_length_is_read_as_it_was_sent(data):
     content = to_record(RequestKind.EXCHANGE, data)
     assert from_record(content) == (RequestKind.EXCHANGE, data)
     assert len(content) == 1 + (data == LONG)
+
+
+def test_an_announcement_of_any_length_is_read_by_every_version():
+    content = to_record(RequestKind.ANNOUNCEMENT, LONG)
+    assert list(content) == [RequestKind.ANNOUNCEMENT.value]
+    assert content[RequestKind.ANNOUNCEMENT.value]["data"] == LONG
+
+
+DAMAGE = {
+    "missing": lambda objects, array, chunk: objects.pop(chunk),
+    "out of range": lambda objects, array, chunk: objects.update(
+        {array: objects[array].replace(b"[0, 1", b"[9, 1")}
+    ),
+    "another form": lambda objects, array, chunk: objects.update(
+        {array: objects[array].replace(b"[0, 1", b"{0, 1")}
+    ),
+    "another kind": lambda objects, array, chunk: objects.update({chunk: b"Config" + objects[chunk][10:]}),
+    "no end of its head": lambda objects, array, chunk: objects.update({chunk: b"ArrayChunk"}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_an_answer_whose_chunks_are_damaged_does_not_end_the_server(damage):
+    content = to_record(RequestKind.EXCHANGE, LONG)
+    nested = get_all_nested_objects(content)
+    kinds = {type(each).__name__: name for name, each in nested.items()}
+    objects = {name: each.deflate() for name, each in nested.items()}
+    damage(objects, kinds["Array"], kinds["ArrayChunk"])
+    grid = SimpleNamespace(pull_messages=lambda _: [inflate_object_from_contents(content.object_id, objects)])
+    assert list(GridEngine(grid, lambda *_: content).pull(["id"])) == []
+
+
+def test_a_chunk_that_comes_twice_is_refused_by_its_digest(tmp_path):
+    content = to_record(RequestKind.EXCHANGE, *ExchangeRequest(frame(*HEAD, LONG), 1.0, 2.0).split(blob_of(LONG)))
+    content["blob"]["blob"].data += LONG[1 : 5 << 20]
+    with pytest.raises(PeerError, match="must have the digest"):
+        ExchangeRequest.decode(from_record(content)[1], Blobs(tmp_path))
 
 
 def test_requests_of_an_engine_share_the_record_of_their_end():

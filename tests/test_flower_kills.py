@@ -20,6 +20,8 @@ LIGHT = ROOT / "tests" / "flower_light"
 NODE, FORK, PARENT, BLOCKING = 2, 3, 4, 0
 ROUNDS = 5
 HOUR = "3600"
+DIMENSION = 20_000  # a model that is a record of its own, here in five chunks
+CHUNK = {"FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE": "16384"}
 
 
 def survivors(run: Path) -> list[int]:
@@ -77,7 +79,7 @@ def started(tmp_path):
     with Federation(
         place,
         5,
-        environment={"PYTHONPATH": str(ROOT / "src")},
+        environment={"PYTHONPATH": str(ROOT / "src")} | CHUNK,
         database=str(place / "superlink.db"),
         app=LIGHT,
         preload="",
@@ -91,6 +93,7 @@ def started(tmp_path):
 
 def submit(federation: Federation, run: Path, signals: Path) -> None:
     config = {"cohort": 5, "rounds": ROUNDS, "dropouts": 0.2, "colluders": 0.1, "signals": str(signals)}
+    config |= {"dimension": DIMENSION}
     config |= {"joining-seconds": 300.0, "keys-seconds": 300.0, "training-seconds": 600.0}
     config |= {"roster": str(federation.roster), "authority": federation.authority, "draws": str(federation.draws)}
     federation.run(LIGHT, config | {"directory": str(run)})

@@ -65,6 +65,7 @@ def federate(directory: Path, server: Path, clients: list[Path]) -> tuple[list[i
         config = {"cohort": count, "rounds": ROUNDS, "dropouts": 0.2, "colluders": 0.1, "signals": str(signals)}
         config |= {"roster": str(federation.roster), "authority": federation.authority, "directory": str(run)}
         config |= {"draws": str(federation.draws), "joining-seconds": 120.0, "training-seconds": 120.0}
+        config |= {"dimension": 20_000}  # a model of 80 kB, in a record of its own
         number = federation.run(LIGHT, config | {"keys-seconds": 120.0})
         until = time.monotonic() + 600
         while "Finished task" not in federation.log("superlink"):

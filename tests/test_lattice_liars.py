@@ -414,6 +414,22 @@ def test_one_bad_signature_stops_nobody(monkeypatch, part):
         spoilt(part)
 
 
+def test_a_bad_voucher_is_named_only_while_vouchers_are_needed():
+    session = liars_session()
+    bad = {session.members[0]: "vouch", session.members[-1]: "vouch"}
+
+    def spoil(name, client, answer):
+        if name != "agree" and bad.get(client) != name:
+            return answer
+        body = body_of(answer)
+        return reframed(answer, bytes([body[0] ^ (client in bad)]) + body[1:])
+
+    federation, survivors, opened = run(session, spoil)
+    assert is_right(federation, survivors, opened)
+    assert list(federation.refused["vouch"]) == [session.members[0]]
+    assert list(federation.refused["agree"]) == sorted(bad)  # nothing is left unchecked here
+
+
 def test_a_client_that_came_no_further_is_not_in_the_sum():
     session = liars_session()
     federation = LatticeFederation(session)

@@ -135,7 +135,7 @@ def test_a_policy_is_read_from_plain_settings():
         with pytest.raises(ConfigError, match=f"{field} must name at least one of"):
             Policy(**{field: []})
     for share in (-0.1, 1.0, math.nan):
-        with pytest.raises(ConfigError, match="least_colluders must be a share"):
+        with pytest.raises(ConfigError, match=r"least_colluders must be in \[0, 1\)"):
             Policy(least_colluders=share)
 
 

@@ -3,12 +3,13 @@ import os
 import sys
 import time
 from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import page, record, tables
+from benchmarks import mean, mean_page, page, record, tables
 from benchmarks.arithmetic import SpeedRow
 from benchmarks.engines_row import EngineRow
 from benchmarks.goals import GoalRow
@@ -137,8 +138,8 @@ def test_the_page_is_made_of_both_results(monkeypatch, capsys, tmp_path):
     words = ("page", "--results", str(tmp_path), "--docs", str(tmp_path / "docs"))
     assert bench(monkeypatch, capsys, *words)[0] == 0
     page = (tmp_path / "docs" / "performance.md").read_text()
-    assert "| a round | 0.4 | 0.5 | yes | 0.25 | 0.6 |  |" in page
-    assert "| pack | 9 | 1 | 2 | numpy | 2 | 2 | yes |" in page
+    assert "| a round | 0.4 | 0.5 | 0.25 | 0.6 |" in page
+    assert "| pack | 2 |  | numpy | 2 | 2 | yes |" in page
     assert "This part failed: lost" in page
     assert "| a | 10 to 20 clients | 40 | 160 | 240 | 2.00 |" in page
     assert "## Deployment" not in page
@@ -234,3 +235,16 @@ def test_bytes_are_those_of_the_plans(monkeypatch, capsys):
     assert auto["sent"] < stated["sent"] < off["sent"]
     status, out, _ = bench(monkeypatch, capsys, "bytes", "--clients", "100", "--epsilon", "1")
     assert f"{auto['sent']:,}" in out
+
+
+def test_a_private_mean_is_about_as_far_off_as_a_trusted_servers(tmp_path):
+    rows = list(mean.rows_of("grid", mean.target_of(100, 250, 2.0)))
+    assert len(rows) == 1
+    assert 0.9 < rows[0].ratio < 1.1
+    curve = [replace(rows[0], what="curve", bits=bits) for bits in (10, 12)]
+    found = {"rows": [asdict(row) | {"ratio": row.ratio} for row in (*curve, *rows)]}
+    record.write(tmp_path / "mean.json", record.surroundings(), {"mean": found})
+    (tmp_path / "img").mkdir()
+    page, plot = mean_page.write(tmp_path, tmp_path / "mean.json")
+    assert f"| 100 | 250 | 2 | {rows[0].ratio:.3f} ({rows[0].bits}) |" in page.read_text()
+    assert plot.stat().st_size > 10_000

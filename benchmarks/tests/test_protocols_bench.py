@@ -59,6 +59,15 @@ def test_large_rows_are_scaled_and_say_so():
     assert bench._scaled_pairwise((1_000, 100_000, 0), {row.size: row for row in pairs}) is None
 
 
+def test_short_rounds_are_measured_three_times():
+    rows = iter([row_of(LATTICE, 100, 1_000, seconds) for seconds in (0.3, 0.9, 0.4)])
+    steady = bench.steady(lambda: next(rows))
+    assert (steady.server_seconds, steady.client_seconds, steady.member_seconds) == (0.4, 0.004, None)
+    assert steady.note == "median of three rounds"
+    long = row_of("pairwise", 1_000, 100_000, 12.0)
+    assert bench.steady(lambda: long) is long
+
+
 def test_goals_are_ratios_to_pair_masks():
     lattice, pairwise = row_of(LATTICE, 1_000, 100_000, 0.4, 100), row_of("pairwise", 1_000, 100_000, 12.0, 100)
     pairwise = replace(pairwise, client_up=137_500 + 90_000, client_seconds=0.4)

@@ -165,8 +165,11 @@ def test_a_benchmark_has_rows_for_every_observer_and_in_the_clear(context, tmp_p
         rounds=2,
         local=local_training(lr=0.5, batch_size=10),
         step=server_optimizer(),
+        client_rates=(1e-6, 0.5),
+        server_rates=(1.0,),
     )
     result = compare(small, context)
+    assert {run["local"]["lr"] for run in result.ran.values()} == {0.5}  # each system's best of the grid
     row = dict(zip(result.table.columns, result.table.rows[0], strict=True))
     assert row["epsilon, released"] == row["epsilon, server"] <= 8 < row["epsilon, alone"]
     assert row["cohort"] == row["clients"] == 60

@@ -62,6 +62,7 @@ UNCHECKED = {
     "mechanism": "a mechanism that is not known here",
     "narrow": "noise of less than 0.4 steps",
     "delta": f"a delta below {LEAST_DELTA:g} behind sampled cohorts",
+    "slack": f"a plan of another kind with a slack below {LEAST_DELTA:g}",
     "kinds": f"more than {MOST_RUNS} kinds of runs, or a million releases, behind sampled cohorts",
     "coins": f"a person in more than {MOST_COINS} silos",
     "wide": "losses too wide for a grid",
@@ -743,9 +744,8 @@ def counted_epsilon(fixed: Sequence[Parts], later: Sequence[Parts], delta: float
 
 def units_over(run: Sequence[Any], unit: Sequence[Any], slack: float, step: float) -> int:
     """Return the least number of units whose product plus a slack is nowhere below a run's profile, in both orders."""
-    slack -= 1e-14 * MOST_UNITS  # more than rounding, which may have made products of the unit too large
-    if slack < LEAST_DELTA:
-        return MOST_UNITS + 1
+    if slack < LEAST_DELTA:  # far more than rounding, which may have made products of the unit too large
+        raise Unchecked("slack", f"{slack:.3g}")
     size = max(len(run), len(unit))
     orders = list(zip((*run, *run)[:size], (*unit, *unit)[:size], strict=True))
     tops = [math.ceil(max(one.get_epsilon_for_delta(slack), 0.0) / step) + 1 for one, _ in orders]

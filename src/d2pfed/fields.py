@@ -40,6 +40,12 @@ def about(
     return {"help": text, "section": section, "unset": unset, "parse": parse, "filled_in": filled_in}
 
 
+def setting(default: object, text: str, section: str = PRIVACY, **more: Any) -> Any:  # noqa: ANN401 - of its field
+    """Return a described field with a default; `more` is what `about` takes, and further metadata as `also`."""
+    also: Mapping[str, object] = more.pop("also", {})
+    return dataclasses.field(default=default, metadata=about(text, section, **more) | dict(also))
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     """One field of a settings class, as help, command line, configuration file and report show it."""
@@ -78,11 +84,6 @@ def descriptions(kind: type) -> tuple[Description, ...]:
 
 
 _hints = cache(get_type_hints)
-
-
-@cache
-def _names(kind: Any) -> tuple[str, ...]:  # noqa: ANN401 - a dataclass
-    return tuple(each.name for each in dataclasses.fields(kind))
 
 
 def documented(kind: type[Kind]) -> type[Kind]:
@@ -188,8 +189,28 @@ class Choice(StrEnum):
 
 def check_fields(value: object) -> None:
     """Refuse a dataclass's value whose fields are not of the types that they are declared with."""
-    kind = cast("Any", type(value))
-    _check_hints(_hints(kind), {name: getattr(value, name) for name in _names(kind)})
+    hints = _hints(cast("Any", type(value)))
+    _check_hints(hints, {name: getattr(value, name) for name in hints})
+
+
+def check_range(name: str, value: int, least: int, most: int) -> None:
+    """Refuse a whole number outside of its range."""
+    if not least <= value <= most:
+        raise ConfigError(f"{name} must be in [{least}, {most}], got {shown(value)}")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse a number that is not positive and finite."""
+    if not 0 < value <= sys.float_info.max:
+        raise ConfigError(f"{name} must be positive and finite, got {told(value)}")
+
+
+def check_between(name: str, value: float, least: float, most: float, ends: str = "()") -> None:
+    """Refuse a number outside of an interval, to which an end belongs where its bracket is square."""
+    is_above = value > least or (ends[0] == "[" and value == least)
+    is_below = value < most or (ends[1] == "]" and value == most)
+    if not (is_above and is_below):
+        raise ConfigError(f"{name} must be in {ends[0]}{least:g}, {most:g}{ends[1]}, got {told(value)}")
 
 
 def check_arguments(function: Callable[..., object], given: Mapping[str, object]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.errors import ConfigError, LostRound
-from d2pfed.fields import TRAINING, about, check_arguments, check_types, documented
+from d2pfed.fields import TRAINING, check_arguments, check_between, check_types, documented, setting
 from d2pfed.noise.clipping import ClipStep
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy, digest
@@ -74,31 +74,22 @@ class SecondMoment(StrEnum):
 class ServerOptimizer:
     """How the server moves the model by a round's mean: FedAvg with momentum, Adam or Yogi, decay and averaging."""
 
-    lr: float = field(default=1.0, metadata=about("The server's learning rate.", TRAINING))
-    momentum: float = field(default=0.0, metadata=about("The server's momentum.", TRAINING))
-    second_moment: float = field(
-        default=0.0, metadata=about("Decay of Adam's second moment at the server; 0: no Adam.", TRAINING)
+    lr: float = setting(1.0, "The server's learning rate.", TRAINING)
+    momentum: float = setting(0.0, "The server's momentum.", TRAINING)
+    second_moment: float = setting(0.0, "Decay of Adam's second moment at the server; 0: no Adam.", TRAINING)
+    second_rule: SecondMoment = setting(
+        SecondMoment.ADAM, "How the server's second moment follows the squares: adam or yogi.", TRAINING
     )
-    second_rule: SecondMoment = field(
-        default=SecondMoment.ADAM,
-        metadata=about("How the server's second moment follows the squares: adam or yogi.", TRAINING),
-    )
-    lr_decay: float = field(
-        default=1.0, metadata=about("Factor by which the server's learning rate shrinks in each round.", TRAINING)
-    )
-    averaging: float = field(
-        default=0.0, metadata=about("Decay of the running average of models; 0: the last model counts.", TRAINING)
-    )
+    lr_decay: float = setting(1.0, "Factor by which the server's learning rate shrinks in each round.", TRAINING)
+    averaging: float = setting(0.0, "Decay of the running average of models; 0: the last model counts.", TRAINING)
 
     def __post_init__(self) -> None:
         check_types(self)
         if not 0 < self.lr <= MOST_RATE:
             raise ConfigError(f"the server's lr must be positive and at most {MOST_RATE:g}, got {self.lr}")
         for name in ("momentum", "second_moment", "averaging"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"the server's {name} must be in [0, 1), got {getattr(self, name)}")
-        if not 0 < self.lr_decay <= 1:
-            raise ConfigError(f"the server's lr_decay must be in (0, 1], got {self.lr_decay}")
+            check_between(f"the server's {name}", getattr(self, name), 0, 1, "[)")
+        check_between("the server's lr_decay", self.lr_decay, 0, 1, "(]")
 
     def start(self, params: FloatVector, clip: float | None = None) -> "ServerState":
         """Return the state before the first round; `clip` is its clip, where it adapts."""

@@ -96,6 +96,9 @@ def stand_ins() -> Iterator[None]:
         crypto.Agreement: {"__init__": begin, "agree": agree},
         masks: {"pads": pads},
         messages: {
+            "decode_adverts": once(
+                messages.decode_adverts, lambda *given: (fresh(given[0]), given[2][HEADER_BYTES:])
+            ),
             "read_request": once(messages.read_request, lambda session, body: (fresh(session), body.rest)),
             "decode_survivors": once(messages.decode_survivors, lambda *given: (given[2][HEADER_BYTES:],)),
             "decode_certificate": once(messages.decode_certificate, lambda *given: (given[2][HEADER_BYTES:],)),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from d2pfed.accounting import Sampling
 from d2pfed.plan import PROFILES, Plan, Protocol, calibrate
+from d2pfed.plan.bounds import MOST_SIGNED
 from d2pfed.plan.target import PrivacyTarget
 from d2pfed.secagg.lattice import parameters
 from support.enrolled_clients import DIMENSION, directory_of
@@ -18,7 +19,7 @@ def shrink(monkeypatch) -> None:
     quick(monkeypatch)
     monkeypatch.setattr(parameters, "_COMMITTEES", (MEMBERS,))
     monkeypatch.setattr(parameters, "_LEAST_PACKED", 16)
-    monkeypatch.setitem(PROFILES, Protocol.LATTICE, replace(PROFILES[Protocol.LATTICE], least_cohort=2))
+    monkeypatch.setitem(PROFILES, Protocol.LATTICE, replace(PROFILES[Protocol.LATTICE], cohorts=(2, MOST_SIGNED)))
     parameters.choose_committee.cache_clear()
 
 

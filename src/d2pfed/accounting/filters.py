@@ -21,19 +21,18 @@ from d2pfed.accounting.losses import (
     LossPmf,
     PrivacyLossDistribution,
     dominate,
-    mass_outside,
     profile_bounds,
+    tilted_epsilon,
 )
 from d2pfed.accounting.observers import Observer, View, check_releases, runs_epsilon, without_known_noise
 from d2pfed.accounting.profiles import DominatingPair, tail_epsilon
-from d2pfed.accounting.rdp import FloatArray, check_delta
+from d2pfed.accounting.rdp import check_delta
 from d2pfed.errors import ConfigError
 
 _POINTS = 1 << 12  # positive grid points of the reference's losses
 _TAIL = 1e-9  # of delta: mass of one round that is moved to infinity
 _WIDEST = 1 << 18  # grid points
 _MOST_UNITS = 1 << 17  # that one plan may cost
-_SMALLEST_SLACK = 1e-12  # below it domination cannot be distinguished from rounding
 
 Counts = Mapping[DominatingPair, int]
 
@@ -61,40 +60,32 @@ class ReferenceRound:
             for pair, count in counts.items()
             if count
         )
-        return PrivacyLossDistribution(total.pmfs, slack).epsilon(delta)
+        apart = math.fsum(count * _losses(self, pair)[0].apart for pair, count in counts.items() if count)
+        return PrivacyLossDistribution(total.pmfs, slack).epsilon(delta * math.exp(-apart))
 
     def units(self, plan: Counts, slack: float) -> int | None:
         """Return about the least number of units whose product plus `slack` is nowhere below the plan's profile.
 
         Guarantee: both orders, every epsilon. Proof: theory.md#filters. Checked: test_accounting_filters.py.
         """
-        usable = slack - 1e-14 * (_MOST_UNITS + sum(plan.values()))
-        if usable < _SMALLEST_SLACK:
-            return None
-        needed = 1
+        needed: int | None = 1
         own = _losses(self, self.pair)
         for order in (0, 1):
             pmfs = [(_losses(self, pair)[order], count) for pair, count in plan.items()]
-            found = self._least(pmfs, own[order], usable, needed)
-            if found is None:
-                return None
-            needed = found
+            needed = None if needed is None else self._least(pmfs, own[order], slack, needed)
         return needed
 
     def _least(self, plan: Sequence[tuple[LossPmf, int]], own: LossPmf, slack: float, least: int) -> int | None:
-        first = self._width(plan, slack)
-        if first is None:
+        widest = tilted_epsilon(plan, slack) / self.step + 1  # from there on the slack alone is enough
+        if widest > _WIDEST:
             return None
-        uppers: dict[int, FloatArray] = {}
+        top = math.ceil(widest)
+        wanted = profile_bounds(plan, top)[1] - slack
 
         def covers(units: int) -> bool:
-            width = self._width([(own, units)], slack, first)
-            if width is None:
-                return False
-            if width not in uppers:
-                uppers[width] = profile_bounds(plan, width)[1]
-            lower = np.maximum(profile_bounds([(own, units)], width)[0], 0.0)
-            return bool(np.all(uppers[width] <= lower + slack))
+            # The unit is an exact pair, from which these masses are no more than so far apart.
+            lower = profile_bounds([(own, units)], top)[0] * math.exp(-units * own.apart)
+            return bool(np.all(wanted <= lower))
 
         low, high = least - 1, least
         while not covers(high):
@@ -105,15 +96,6 @@ class ReferenceRound:
             middle = (low + high) // 2
             low, high = (low, middle) if covers(middle) else (middle, high)
         return high
-
-    def _width(self, pmfs: Sequence[tuple[LossPmf, int]], slack: float, least: int = 1 << 10) -> int | None:
-        """Return a number of grid points on each side of zero that holds all but a small part of the slack."""
-        width = least
-        while width <= _WIDEST:
-            if mass_outside(pmfs, width) <= slack / 100:
-                return width
-            width *= 2
-        return None
 
 
 @lru_cache(maxsize=64)

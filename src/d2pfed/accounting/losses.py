@@ -37,6 +37,7 @@ class LossPmf:
     first: int  # `masses[i]` is the mass at the loss `(first + i) * step`
     masses: FloatArray
     infinite: float  # the mass at an infinite loss
+    apart: float = 0.0  # from the masses of an exact pair of laws, each, by its logarithm
 
     @property
     def values(self) -> FloatArray:
@@ -62,7 +63,24 @@ def dominate(forward: Profile, backward: Profile | None, step: float, tail: floa
         return LossPmf(step, -len(behind.masses), np.concatenate([negative[::-1], [center], positive]), infinite)
 
     one = joined(ahead, behind)
-    return one, one if backward is None else joined(behind, ahead)
+    other = one if backward is None else joined(behind, ahead)
+    apart = _apart(ahead, behind, one, other)
+    one = replace(one, apart=apart)
+    return one, one if backward is None else replace(other, apart=apart)
+
+
+def _apart(ahead: "_Side", behind: "_Side", *made: LossPmf) -> float:
+    """Bound how far rounded masses are from those of one exact pair of laws. Proof: theory.md#numerics."""
+    step, top = made[0].step, max(len(ahead.masses), len(behind.masses))
+    totals = [
+        side.infinite - float(side.masses @ np.expm1(-step * np.arange(1.0, len(side.masses) + 1)))
+        for side in (ahead, behind)
+    ]
+    # Both orders must have one total variation; what sums and exponentials round is a few units and the exponent's.
+    share = abs(totals[0] - totals[1]) / min(totals) + _ROUNDING * (64 + top * step)
+    wrong = max(abs(math.fsum(pmf.masses) + pmf.infinite - 1) for pmf in made) + 2 * share
+    center = min(float(pmf.masses[-pmf.first]) for pmf in made)
+    return share - math.log1p(-wrong / center) if wrong < center else math.inf
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,6 +133,9 @@ _NEGLIGIBLE = 1e-7  # of delta: what lies above the window may cost
 _HALF_WIDTH = 9.0  # of the window, in standard deviations of the tilted pmf
 _STEEPEST = 600.0  # exponent of a weight
 _FLATTEST = 1e-9  # tilt
+_APART = 4.0  # means of tilts that follow each other, in standard deviations
+_WRAPPED = 1e-11  # of the tilted mass: what may lie outside a window
+_SHARES = tuple(0.6**power for power in range(12))  # of the tilt that would suit a Gaussian
 
 
 def tilted_epsilon(pmfs: CountedPmfs, delta: float) -> float:
@@ -153,19 +174,37 @@ def tilted_epsilon(pmfs: CountedPmfs, delta: float) -> float:
     size = 1 << max(6, math.ceil(math.log2(2 * half / step + 2)))
     if size > _WIDEST:
         return math.inf
-    masses, error, relative = _convolve(log_pmfs, slope, size)
+    offsets, _, found, relative, rounding = _seen(log_pmfs, slope, center, size)
     # From here on delta is counted in units of the Chernoff bound, which may be as small as delta itself.
     log_unit = moments.log - slope * center * step
     wanted, beyond = math.exp(math.log(left) - log_unit), math.exp(above - log_unit)
-    offsets = np.arange(-(size // 2), size // 2)
+    profile = (1 + relative) * found + math.exp(-_STEEPEST)
+    profile += rounding + beyond
+    return _crossing((center + offsets) * step, profile, wanted)
+
+
+def _seen(
+    log_pmfs: "Sequence[_LogPmf]", slope: float, center: int, size: int
+) -> tuple[FloatArray, FloatArray, FloatArray, float, FloatArray]:
+    """Return the profile about a grid loss by one transform of tilted masses.
+
+    That is, the offsets from that loss, their weights, the profile in units of the Chernoff bound there, and what
+    rounding can do to it: a share of it, and a part that is added.
+    """
+    masses, error, relative = _convolve(log_pmfs, slope, size)
+    step, offsets = log_pmfs[0].losses.step, np.arange(-(size // 2), size // 2)
     inside = np.abs(slope * step * offsets) < _STEEPEST  # weights beyond are not in the range of doubles
     weights = np.exp(-slope * step * offsets[inside])
     found = np.maximum(np.roll(masses, size // 2 - center)[inside], 0.0) * weights
-    profile = (1 + relative) * _profile(found, step) + math.exp(-_STEEPEST)
     ahead = step * np.arange(size)  # how far above epsilon a loss lies; what rounding can do is bounded in L2
     rounded = np.expm1(-ahead) * np.exp(-slope * ahead)
-    profile += error * weights * math.sqrt(inner(rounded, rounded)) + beyond
-    return _crossing((center + offsets[inside]) * step, profile, wanted)
+    return (
+        offsets[inside],
+        weights,
+        _profile(found, step),
+        relative,
+        error * weights * math.sqrt(inner(rounded, rounded)),
+    )
 
 
 def inner(left: FloatArray, right: FloatArray) -> float:
@@ -256,39 +295,63 @@ def _convolve(log_pmfs: Sequence[_LogPmf], slope: float, size: int) -> tuple[Flo
     return np.fft.ifft(transform).real, error, math.expm1(relative) + 8 * size * _UNIT
 
 
-def profile_bounds(pmfs: CountedPmfs, width: int) -> tuple[FloatArray, FloatArray]:
-    """Return a lower and an upper bound on the profile of composed losses at the grid losses 0 .. width.
+def profile_bounds(pmfs: CountedPmfs, top: int) -> tuple[FloatArray, FloatArray]:
+    """Return a lower and an upper bound on the profile of composed losses at the grid losses 0 .. top.
 
-    Guarantee: absolute, not relative, so of use only for slacks well above rounding. Proof: theory.md#numerics.
+    Guarantee: they enclose it. They are close to it relative to itself, however small it is: tilts follow each other
+    so that every loss is near the mean of one. Proof: theory.md#numerics.
     Checked: test_accounting_pld_composition.py against exact sums.
     """
-    log_pmfs = [_LogPmf.of(losses, count) for losses, count in pmfs]
-    masses, error, relative = _convolve(log_pmfs, 0.0, 2 * width)
-    growth = _tilt(log_pmfs, 0.0).log
-    found = np.maximum(np.append(masses[:width], 0.0), 0.0) * math.exp(growth)
-    profile = _profile(found, log_pmfs[0].losses.step)
-    wrong = relative + error * math.sqrt(width) + mass_outside(pmfs, width)
-    return profile - wrong, profile + wrong
+    log_pmfs, step = [_LogPmf.of(losses, count) for losses, count in pmfs], pmfs[0][0].step
+    grown = math.exp(max(0.0, _tilt(log_pmfs, 0.0).log))
+    infinite = math.fsum(count * losses.infinite for losses, count in pmfs) * grown
+    lower, upper, slope, goal = np.zeros(top + 1), np.full(top + 1, grown), _FLATTEST, -math.inf
+    most = math.fsum(pmf.count * float(pmf.values[-1]) for pmf in log_pmfs)
+    while goal < min(top * step, most):
+        moments = _tilt(log_pmfs, slope)
+        first, low, high = _near(log_pmfs, slope, moments)
+        begin, end = max(0, first), min(top + 1, first + len(low))
+        if begin < end:
+            lower[begin:end] = np.maximum(lower[begin:end], low[begin - first : end - first])
+            upper[begin:end] = np.minimum(upper[begin:end], high[begin - first : end - first])
+        goal = moments.mean + _APART * (math.sqrt(moments.variance) + step)
+        slope = _root(lambda slope, goal=goal: _tilt(log_pmfs, slope).mean < goal)
+    upper = np.minimum.accumulate(upper) + infinite + _SMALLEST_TAIL
+    return np.maximum.accumulate(lower[::-1])[::-1], upper
 
 
-def mass_outside(pmfs: CountedPmfs, width: int) -> float:
-    """Return a bound on the mass that is infinite or more than so many grid points away from 0."""
-    log_pmfs = [_LogPmf.of(losses, count) for losses, count in pmfs]
-    growth = max(0.0, _tilt(log_pmfs, 0.0).log)
-    infinite = math.fsum(count * losses.infinite for losses, count in pmfs) * math.exp(growth)
-    edge = width * log_pmfs[0].losses.step
+def _near(log_pmfs: Sequence[_LogPmf], slope: float, moments: _Moments) -> tuple[int, FloatArray, FloatArray]:
+    """Return bounds on the profile about the mean loss under a tilt, and the grid point of the first of them."""
+    step = log_pmfs[0].losses.step
+    center, half = round(moments.mean / step), _HALF_WIDTH * (math.sqrt(moments.variance) + step)
+    if slope == _FLATTEST:
+        half = max(half, moments.mean + 2 * step)  # the first of them holds epsilon 0
+    while (outside := _outside(log_pmfs, slope, moments, half)) > _WRAPPED:
+        half *= 1.5
+    size = 1 << max(6, math.ceil(math.log2(2 * half / step + 2)))
+    if size > _WIDEST:
+        return center, np.zeros(0), np.zeros(0)
+    offsets, weights, found, relative, rounding = _seen(log_pmfs, slope, center, size)
+    # What wraps is in the window at a wrong place, and what is above it is missed: either is at most its tilted mass.
+    wrong = rounding + outside * weights
+    with np.errstate(over="ignore"):
+        unit = np.exp(moments.log - slope * center * step)
+        low, high = (1 - relative) * found - wrong, (1 + relative) * found + wrong + math.exp(-_STEEPEST)
+        return center + int(offsets[0]), unit * np.maximum(low, 0.0), unit * high
 
-    def tail(side: Sequence[_LogPmf]) -> float:
-        """Return the least Chernoff bound on the mass at and above the edge."""
-        if edge <= _tilt(side, 0.0).mean:
-            return 1.0
-        slope = _root(lambda slope: _tilt(side, slope).mean < edge, 0.2)
-        return math.exp(min(0.0, _tilt(side, slope).log - slope * edge))
 
-    opposite = [
-        replace(pmf, values=-pmf.values[::-1], squares=pmf.squares[::-1], logs=pmf.logs[::-1]) for pmf in log_pmfs
-    ]
-    return infinite + tail(log_pmfs) + tail(opposite)
+def _outside(log_pmfs: Sequence[_LogPmf], slope: float, moments: _Moments, half: float) -> float:
+    """Return a Chernoff bound on the tilted mass that is at least `half` from the mean."""
+    total = 0.0
+    for side, end in ((-1, 0), (1, -1)):
+        edge = moments.mean + side * half
+        if side * (math.fsum(pmf.count * float(pmf.values[end]) for pmf in log_pmfs) - edge) < 0:
+            continue  # no sum is beyond it
+        reach = (edge - moments.mean) / (moments.variance + log_pmfs[0].losses.step ** 2)
+        tilts = (slope + share * reach for share in _SHARES)
+        exponent = min(_tilt(log_pmfs, to).log - moments.log - (to - slope) * edge for to in tilts)
+        total += math.exp(min(0.0, exponent))
+    return total
 
 
 def _power(base: npt.NDArray[np.complex128], count: int) -> npt.NDArray[np.complex128]:

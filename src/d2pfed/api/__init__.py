@@ -11,16 +11,8 @@ if TYPE_CHECKING:
     from d2pfed.api.result import FitResult
     from d2pfed.api.settings import EarlyStop, RunOptions, Training
 
-__all__ = ["fit", "FitResult", "EarlyStop", "Training", "RunOptions", "Job"]
-
-_MODULES = {
-    "fit": "fitting",
-    "FitResult": "result",
-    "EarlyStop": "settings",
-    "Training": "settings",
-    "RunOptions": "settings",
-    "Job": "job",
-}
+_MODULES = {"fit": "fitting", "FitResult": "result", "Job": "job"}
+_MODULES |= dict.fromkeys(("EarlyStop", "Training", "RunOptions"), "settings")
 
 
 def __getattr__(name: str) -> object:

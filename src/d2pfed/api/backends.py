@@ -1,27 +1,22 @@
-"""Where `fit` trains its clients: worker processes where they are safe and worth it, else this process."""
+"""Where `fit` trains its clients, which of them are tried before a charge, and what becomes of one that fails later."""
 
 import math
 import os
 import re
 import sys
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from d2pfed import learning
 from d2pfed.accounting import Unit
 from d2pfed.api.settings import BackendName, RunOptions
-from d2pfed.api.trial import (
-    TolerantTrainer,
-    UserTrainer,
-    WeightedTrainer,
-    clients_to_try,
-    explained,
-    first_line,
-    try_silos,
-)
 from d2pfed.errors import ConfigError, needs_extra
-from d2pfed.learning import PersonalTrainer, RecordTrainer, UserClients, packed, trainer_for, use_one_thread
 from d2pfed.noise.codec import FloatVector
 from d2pfed.simulation import Backend, SerialBackend, Silos, warm_up
 from d2pfed.simulation.process_backend import ProcessBackend, start_workers
@@ -31,16 +26,145 @@ if TYPE_CHECKING:
 
 WORTH_SECONDS = 20.0  # of local training: below it, starting workers costs more than it gains
 MOST_SENT_BYTES = 1 << 28  # to one worker
+LOADED = 8  # clients whose data are loaded to be looked at, where they are no tensors or arrays
+TRIED = 32  # kinds of data that are tried
+
+# What a user's module, loss or data may raise.
+MISTAKES = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Say in one line what a user's own function has raised; an error of ours stays as it is."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except MISTAKES as error:
+        raise ConfigError(f"{what}: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error says, in a line."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedTrainer:
+    """Local training whose updates have their client's weight as last number."""
+
+    trainer: learning.LocalTrainer | learning.SequentialTrainer | learning.PersonalTrainer
+    weights: tuple[float, ...] = field(repr=False)
+
+    @property
+    def model(self) -> learning.Model:
+        """What is trained."""
+        return self.trainer.model
+
+    def __call__(self, params: FloatVector, clients: Sequence[int], round_seed: int) -> Iterator[FloatVector]:
+        """Yield each client's update and weight, in the order of `clients`."""
+        for client, update in zip(clients, self.trainer(params, clients, round_seed), strict=True):
+            yield np.append(update, np.float32(self.weights[client]))
+
+
+UserTrainer = learning.LocalTrainer | learning.SequentialTrainer | learning.PersonalTrainer | WeightedTrainer
+
+
+@dataclass(frozen=True, slots=True)
+class TolerantTrainer:
+    """A trainer of charged clients: one that cannot be trained has an update of NaN, which counts as zero.
+
+    An error would tell about the client's data. A run in the clear counts such updates.
+    """
+
+    trainer: UserTrainer
+
+    def __call__(self, params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector]:
+        """Yield the clients' updates."""
+        done = 0
+        try:
+            for update in self.trainer(params, clients, seed):
+                yield update
+                done += 1
+        except (ConfigError, *MISTAKES):
+            for client in clients[done:]:  # several may have been trained together
+                try:
+                    yield from list(self.trainer(params, (client,), seed))
+                except (ConfigError, *MISTAKES):
+                    size = len(params) + isinstance(self.trainer, WeightedTrainer)
+                    yield np.full(size, np.nan, np.float32)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _tolerant, (learning.packed(self.trainer),)
+
+
+def _tolerant(data: bytes) -> TolerantTrainer:
+    return TolerantTrainer(learning.unpacked(data))
+
+
+def clients_to_try(clients: learning.UserClients) -> list[int]:
+    """Return the clients to try before anything is charged; the first one holds data.
+
+    Of data sets in a list or dictionary there is one of each shape and type, the rarest kinds first, and those with the
+    least and the greatest label. All pairs of tensors or arrays are looked at, of other data sets the first few. Of a
+    function's clients there is one: they may take long to load.
+    """
+    first, _ = clients.first()
+    held = getattr(clients.load, "__self__", None)
+    if not isinstance(held, (list, tuple, dict)):
+        return [first]
+    kinds, labels = dict[object, list[int]](), list[tuple[float, int]]()
+    for client, name in enumerate(clients.names):
+        found = held[name]
+        if isinstance(found, (list, tuple)) and len(found) == 2 and all(map(_is_array, found)):
+            inputs, targets = found
+        elif client < LOADED:
+            rows = learning.held_by(clients, client)
+            inputs, targets = (rows.inputs, rows.labels) if isinstance(rows, learning.Examples) else (None, None)
+        else:
+            continue
+        if not (_is_array(inputs) and _is_array(targets)):  # trees differ in more than a shape
+            kinds.setdefault("trees", []).append(client)
+        elif inputs.ndim and len(inputs):
+            alike = targets.ndim and len(inputs) == len(targets)
+            kind = (alike, *((type(each), each.dtype, tuple(each.shape[1:])) for each in (inputs, targets)))
+            kinds.setdefault(kind, []).append(client)
+            if _are_classes(targets):
+                labels += [(int(targets.min()), client), (int(targets.max()), client)]
+    rarest = sorted(kinds.values(), key=len)[:TRIED]
+    extremes = [min(labels)[1], max(labels)[1]] if labels else []
+    return list(dict.fromkeys([first, *(same[0] for same in rarest), *extremes]))
+
+
+def try_silos(model: learning.Model, params: FloatVector, silos: learning.UserClients) -> None:
+    """Refuse a silo whose rows module and loss do not take: afterwards each such record would count as zero.
+
+    Of the silos of every kind some rows are tried, and those with the least and the greatest label.
+    """
+    for silo in clients_to_try(silos):
+        with explained(f"client {silo} cannot be trained"):
+            rows = silos.examples(silo)
+            chosen = [*range(min(len(rows), TRIED))]
+            if _are_classes(rows.labels):
+                chosen += [int(rows.labels.argmin()), int(rows.labels.argmax())]
+            learning.measure(model, params, [rows.take(np.array(chosen))], {})
+
+
+def _are_classes(targets: Any) -> bool:  # noqa: ANN401 - of torch or numpy, or a tree of them
+    return _is_array(targets) and targets.ndim == 1 and len(targets) > 0 and "int" in str(targets.dtype)
+
+
+def _is_array(value: object) -> bool:
+    return hasattr(value, "ndim") and hasattr(value, "dtype")  # of torch or numpy
 
 
 def start_backend(
-    name: BackendName,
+    options: RunOptions,
     trainer: UserTrainer,
     trial: tuple[FloatVector, int],
     *,
     seconds: float,
-    workers: int | None,
-    address: str | None = None,
     is_ours: bool = False,
 ) -> tuple[Backend, str]:
     """Start what trains clients for about so many seconds; return it and a line that says why it is that one.
@@ -48,20 +172,20 @@ def start_backend(
     `trial` has the parameters and the client that workers are tried with. `is_ours`: model and clients are this
     package's own, so this process may be forked. Workers that are asked for by name and cannot be had are refused.
     """
+    name = options.backend
     here = SerialBackend(TolerantTrainer(trainer))
-    count = len(os.sched_getaffinity(0)) if workers is None else workers
+    count = len(os.sched_getaffinity(0)) if options.workers is None else options.workers
     if name is BackendName.RAY:
         with needs_extra("ray", "ray"):
             from d2pfed.simulation.ray_backend import RayBackend  # noqa: PLC0415 - an extra
-        return RayBackend(
-            TolerantTrainer(trainer), count, address
-        ), f"Clients are trained by {count} workers of Ray."
+        ray = RayBackend(TolerantTrainer(trainer), count, options.address)
+        return ray, f"Clients are trained by {count} workers of Ray."
     if name is BackendName.IN_PROCESS:
         return here, "Clients are trained in this process, by one thread."
     if name is BackendName.AUTO and (seconds < WORTH_SECONDS or count < 2):
         return here, "Clients are trained in this process, by one thread: there is little to do."
     if is_ours:
-        forked, why = start_workers(TolerantTrainer(trainer), workers, use_one_thread)
+        forked, why = start_workers(TolerantTrainer(trainer), options.workers, learning.use_one_thread)
         return forked, why or f"Clients are trained by {count} worker processes."
     if reason := _unsafe(trainer):
         if name is BackendName.PROCESSES:
@@ -69,7 +193,7 @@ def start_backend(
         return here, f"Clients are trained in this process, by one thread: {reason}."
     backend = None
     with suppress(ConfigError, OSError):  # no worker is left, or one ended before it had all
-        backend = ProcessBackend(TolerantTrainer(trainer), count, "forkserver", use_one_thread)
+        backend = ProcessBackend(TolerantTrainer(trainer), count, "forkserver", learning.use_one_thread)
         # One is tried before anything is charged: one that cannot load what it was sent would drop out.
         if next(backend.train(trial[0], (trial[1],), 0)) is not None:
             return backend, f"Clients are trained by {count} worker processes."
@@ -86,23 +210,23 @@ def backend_for(job: "Job", options: RunOptions, path: Path) -> tuple[Backend, s
     if plan is not None and plan.unit is Unit.RECORD:
         if name in (BackendName.PROCESSES, BackendName.RAY):
             raise ConfigError("worker processes cannot be used with the unit record: its silos share chunks")
-        if isinstance(job.clients, UserClients):
+        if isinstance(job.clients, learning.UserClients):
             try_silos(job.model, params, job.clients)
         with explained("gradients cannot be taken record by record"):
-            tried = RecordTrainer(job.model, job.clients, job.groups).tried(params, plan.divisor)
+            tried = learning.RecordTrainer(job.model, job.clients, job.groups).tried(params, plan.divisor)
         how = (
             f"{tried.chunk} at once" if tried.chunk > 1 else "one by one, as they depend on their place in a chunk"
         )
         return Silos(tried), f"Records are processed {how}, each clipped by itself."
     trainer: UserTrainer
-    client, others, is_ours, seconds = 0, [], not isinstance(job.clients, UserClients), math.inf
-    if isinstance(job.clients, UserClients):
+    client, others, is_ours, seconds = 0, [], not isinstance(job.clients, learning.UserClients), math.inf
+    if isinstance(job.clients, learning.UserClients):
         client, *others = clients_to_try(job.clients)
     if job.whole is not None:
         trainer = personal_trainer(job, path)
-    elif isinstance(job.clients, UserClients):
+    elif isinstance(job.clients, learning.UserClients):
         with explained(f"client {client} cannot be trained"):
-            trainer = trainer_for(job.model, job.clients, job.local)
+            trainer = learning.trainer_for(job.model, job.clients, job.local)
     else:
         trainer = job.trainer().choose(params, range(job.clients.population))
     note = trainer.note
@@ -120,23 +244,15 @@ def backend_for(job: "Job", options: RunOptions, path: Path) -> tuple[Backend, s
         for other in others:
             with explained(f"client {other} cannot be trained"):
                 list(trainer(params, (other,), 0))
-    backend, how = start_backend(
-        name,
-        trainer,
-        (params, client),
-        seconds=seconds,
-        workers=options.workers,
-        address=options.address,
-        is_ours=is_ours,
-    )
+    backend, how = start_backend(options, trainer, (params, client), seconds=seconds, is_ours=is_ours)
     return backend, f"{how} {note}" if note else how
 
 
-def personal_trainer(job: "Job", path: Path) -> PersonalTrainer:
+def personal_trainer(job: "Job", path: Path) -> learning.PersonalTrainer:
     """Return what trains a run's clients where each keeps layers of its own."""
     if job.whole is None:
         raise ValueError("the clients of this run keep nothing")
-    return PersonalTrainer(job.whole, job.model, job.clients, job.local, path.resolve() / "personal")
+    return learning.PersonalTrainer(job.whole, job.model, job.clients, job.local, path.resolve() / "personal")
 
 
 def _unsafe(trainer: UserTrainer) -> str:
@@ -144,7 +260,7 @@ def _unsafe(trainer: UserTrainer) -> str:
     if trainer.model.device.type != "cpu":
         return f"device {trainer.model.device} is not shared"
     try:
-        sent = packed(trainer)
+        sent = learning.packed(trainer)
     except Exception as error:  # noqa: BLE001 - whatever a user's objects raise
         return f"model, loss or clients cannot be sent to another process ({first_line(error)})"
     if len(sent) > MOST_SENT_BYTES:

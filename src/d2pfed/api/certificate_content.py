@@ -156,54 +156,33 @@ def _coins(release: Release) -> tuple[Fraction, int]:
     return Fraction(release.sampling.cohort_size, release.sampling.population), 1
 
 
-def _claims(report: RunReport | None, own: ChargedRun | None, record: LedgerRecord) -> list[Json]:
-    """Return the guarantees as a certificate claims them; an infinite epsilon is null."""
-    found: list[tuple[str, list[str], Guarantee]] = []
+def statement(
+    report: RunReport | None, own: ChargedRun | None, record: LedgerRecord, *, facts: Json, issued: str
+) -> Json:
+    """Return everything that a certificate states; `facts` are those of the subject: a run's, or a ledger's."""
+    release, found = (own or record.runs[-1][1]).plan.release, record.found
+    claimed: list[tuple[str, list[str], Guarantee]] = []
     if report is not None and report.plan is not None and own is not None:
-        found = [("run", [own.run], item) for item in guarantees(report.plan)]
+        claimed = [("run", [own.run], item) for item in guarantees(report.plan)]
     else:
         for _, begun in record.runs:
             plan = begun.plan
             for observer in dict.fromkeys((RELEASED, SERVER, CLIENT, plan.observer, ALONE)):
                 given = plan.release, plan.max_attempts, observer, plan.delta, plan.max_participations
-                found.append(("run", [begun.run], run_guarantee(*given)))
+                claimed.append(("run", [begun.run], run_guarantee(*given)))
     if len(record.runs) > 1:
-        whole, last = record.found, record.runs[-1][1].plan
+        last = record.runs[-1][1].plan
         together = Guarantee(
-            epsilon=whole.spent,
-            delta=whole.budget.delta,
-            observer=whole.budget.observer,
+            epsilon=found.spent,
+            delta=found.budget.delta,
+            observer=found.budget.observer,
             unit=last.release.unit,
             adjacency=last.release.adjacency,
             sampling="that of each run",
             max_participations=max(begun.plan.max_participations for _, begun in record.runs),
             accountant="all runs composed",
         )
-        found.append(("composed", [begun.run for _, begun in record.runs], together))
-    return [
-        {
-            "scope": scope,
-            "runs": runs,
-            "observer": str(item.observer),
-            "epsilon": float(item.epsilon) if math.isfinite(item.epsilon) else None,
-            "delta": float(item.delta),
-            "unit": item.unit.value,
-            "adjacency": item.adjacency.value,
-            "accountant": item.accountant,
-            "sampling": item.sampling,
-            "max_participations": item.max_participations,
-            "reason": item.reason,
-            "condition": CONDITIONS[scope],
-        }
-        for scope, runs, item in found
-    ]
-
-
-def statement(
-    report: RunReport | None, own: ChargedRun | None, record: LedgerRecord, *, facts: Json, issued: str
-) -> Json:
-    """Return everything that a certificate states; `facts` are those of the subject: a run's, or a ledger's."""
-    release, found = (own or record.runs[-1][1]).plan.release, record.found
+        claimed.append(("composed", [begun.run for _, begun in record.runs], together))
     return facts | {
         "format": FORMAT,
         "issued": issued,
@@ -223,7 +202,23 @@ def statement(
             "packages": {name: version(name) for name in _PACKAGES},
         },
         "events": [event(head, begun) for head, begun in record.runs],
-        "claims": _claims(report, own, record),
+        "claims": [
+            {
+                "scope": scope,
+                "runs": runs,
+                "observer": str(item.observer),
+                "epsilon": float(item.epsilon) if math.isfinite(item.epsilon) else None,
+                "delta": float(item.delta),
+                "unit": item.unit.value,
+                "adjacency": item.adjacency.value,
+                "accountant": item.accountant,
+                "sampling": item.sampling,
+                "max_participations": item.max_participations,
+                "reason": item.reason,
+                "condition": CONDITIONS[scope],
+            }
+            for scope, runs, item in claimed
+        ],
         "ledger": {
             "head": found.head.encode(),
             "runs": len(record.runs),

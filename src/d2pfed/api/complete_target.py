@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from d2pfed.accounting import SERVER, Adjacency, CohortSampling, Sampling, Unit
 from d2pfed.errors import ConfigError
-from d2pfed.fields import checked_fields
+from d2pfed.fields import check_range, checked_fields
 from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget, RotationName
-from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, MOST_COHORT, MOST_ROUNDS, check_range
+from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, MOST_COHORT, MOST_ROUNDS
 from d2pfed.plan.calibrate import ideal_multiplier
 from d2pfed.plan.target import AUTO, USUAL_LONGEST_MEAN
 
@@ -84,7 +84,16 @@ def scope_of(
         )
     notes = []
     if asked.unit is Unit.RECORD:
-        asked, cohort_size = with_records(asked, rounds, count_units), population
+        if rounds is None:
+            raise ConfigError("rounds must be given for the unit record")
+        if asked.records is None and count_units is not None:
+            if asked.adjacency is Adjacency.ADD_REMOVE:
+                raise ConfigError(
+                    "records must be given under add-remove: a public number near that of all silos' records, by which "
+                    "sums are divided; if the true number may be known, choose adjacency zero-out, and it is counted"
+                )
+            asked = replace(asked, records=max(1, count_units()))
+        cohort_size = population
     if rounds is None or cohort_size is None:
         rounds, cohort_size, why = split_population(asked, rounds, cohort_size)
         notes.append(why)
@@ -99,20 +108,6 @@ def scope_of(
             "they are few: state a smaller one."
         )
     return Scope(target, target.cohort_sampling, rounds, tuple(notes))
-
-
-def with_records(asked: PrivacyTarget, rounds: int | None, count_units: Callable[[], int] | None) -> PrivacyTarget:
-    """Return a target for records that knows how many there are; under add-remove their true number is private."""
-    if rounds is None:
-        raise ConfigError("rounds must be given for the unit record")
-    if asked.records is not None or count_units is None:
-        return asked
-    if asked.adjacency is Adjacency.ADD_REMOVE:
-        raise ConfigError(
-            "records must be given under add-remove: a public number near that of all silos' records, by which sums "
-            "are divided; if the true number may be known, choose adjacency zero-out, and it is counted"
-        )
-    return replace(asked, records=max(1, count_units()))
 
 
 def split_population(target: PrivacyTarget, rounds: int | None, cohort_size: int | None) -> tuple[int, int, str]:
@@ -139,43 +134,40 @@ def split_population(target: PrivacyTarget, rounds: int | None, cohort_size: int
     whole = replace(target, rounds=1, cohort_size=population, colluders=0.0, spare=0)
     # The norm of the least noise in a sum over the clip.
     spread = target.adjacency.radii * ideal_multiplier(whole) * math.sqrt(target.dimension)
-    sound = _least_size(target, lambda size: _honest(target, size) >= size / 2)
+
+    def honest(size: int) -> int:  # how many clients of a cohort neither drop out nor collude
+        own = replace(target, rounds=1, cohort_size=size, spare=0)
+        return own.quorum - own.cohort_colluders
+
+    def noise(size: int) -> float:  # its norm in the mean of a whole cohort, over the clip
+        return spread / math.sqrt(size * max(1, honest(size)))
+
+    # The smallest cohorts for which a condition holds that does so for all larger ones.
+    largest = min(LARGEST_COHORT, population)
+    sizes = range(1, largest + 1)
+    sound, quiet = (
+        None if at == largest else sizes[at]
+        for at in (
+            bisect_left(sizes, 1, key=lambda size: honest(size) >= size / 2),
+            bisect_left(sizes, 1, key=lambda size: noise(size) <= NOISE_TO_CLIP),
+        )
+    )
     if sound is None:
         raise ConfigError(
             f"no cohort of {population:,} clients has an honest half with {target.dropouts:g} dropouts and "
             f"{target.colluders:g} colluders: plan for fewer"
         )
-    quiet = _least_size(target, lambda size: _noise(target, size, spread) <= NOISE_TO_CLIP)
     most = _most_rounds(population // min(population, max(sound, LEAST_COHORT)))
     count = min(most, MANY_ROUNDS, max(LEAST_ROUNDS, _most_rounds(population // (quiet or population))))
     blocks = count + math.ceil(count / 10) if count > 1 else 1
     size = min(LARGEST_COHORT, population // blocks)
-    largest = min(LARGEST_COHORT, population)
     enough = f"from {quiet:,} clients on it is at most" if quiet else f"even with {largest:,} clients it is above"
     why = (
         f"{count:,} round{'s' * (count != 1)} with cohorts of {size:,} clients, each asked once: the noise of a round "
-        f"is {_noise(target, size, spread):.2g} times the clip ({enough} "
+        f"is {noise(size):.2g} times the clip ({enough} "
         f"{NOISE_TO_CLIP:g}; an honest half needs {sound:,})."
     )
     return count, size, why
-
-
-def _honest(target: PrivacyTarget, size: int) -> int:
-    """Return how many clients of a cohort neither drop out nor collude."""
-    own = replace(target, rounds=1, cohort_size=size, spare=0)
-    return own.quorum - own.cohort_colluders
-
-
-def _noise(target: PrivacyTarget, size: int, spread: float) -> float:
-    """Return the norm of the noise in the mean of a whole cohort over the clip."""
-    return spread / math.sqrt(size * max(1, _honest(target, size)))
-
-
-def _least_size(target: PrivacyTarget, holds: Callable[[int], bool]) -> int | None:
-    """Return the smallest cohort for which a condition holds that does so for all larger ones; None if for none."""
-    sizes = range(1, min(LARGEST_COHORT, target.population) + 1)
-    at = bisect_left(sizes, 1, key=holds)
-    return None if at == len(sizes) else sizes[at]
 
 
 def _most_rounds(blocks: int) -> int:

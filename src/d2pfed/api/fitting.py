@@ -18,9 +18,10 @@ from d2pfed.api.result import FitResult, read_norms
 from d2pfed.api.settings import MOVED, Callback, EarlyStop, RunOptions, Training, settings_of
 from d2pfed.api.workload import keep_fingerprint, workload_of
 from d2pfed.errors import BudgetExceeded, ConfigError, closest
+from d2pfed.fields import check_range
 from d2pfed.learning import Losses, Metric, Model, Module, one_thread
 from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget, describe, record_terms
-from d2pfed.plan.bounds import check_name, check_range
+from d2pfed.plan.bounds import check_name
 from d2pfed.plan.policy import default_refusal
 from d2pfed.runs import End, Listener, RoundRecord, Run
 from d2pfed.runs.json_files import parse, read_text, to_json
@@ -198,8 +199,15 @@ def _execute(job: Job, place: Path | None, options: RunOptions, *, resume: bool)
         if not isinstance(watch, Watcher):
             watch = Watcher(0, "round", is_command=False, is_shown=watch)
         if is_begun:
-            notes = (_whereabouts(run), *notes)
-            watch.say(notes[0], logging.WARNING)
+            planned, file = job.settings.rounds, path / "summary.json"
+            end = parse(read_text(file), f"{file}").get("end") if file.exists() else None
+            if run.state.rounds < planned and end != End.STOPPED:
+                found = f"The run in {path} is resumed at round {run.state.rounds + 1} of {planned}."
+            else:
+                last = datetime.fromtimestamp((path / "checkpoint.safetensors").stat().st_mtime).astimezone()
+                found = f"The run in {path} finished on {last:%Y-%m-%d at %H:%M}: nothing was trained."
+            notes = (found, *notes)
+            watch.say(found, logging.WARNING)
         listen = stack.enter_context(_watched(job, run, watch, notes[is_begun:], options))
         summary = job.train(run, listen, backend, evaluate_every=options.evaluate_every)
     if summary.end is End.EXHAUSTED and not summary.charged:
@@ -224,17 +232,6 @@ def _execute(job: Job, place: Path | None, options: RunOptions, *, resume: bool)
         plan_summary=report.plan_summary,
         notes=notes,
     )
-
-
-def _whereabouts(run: Run) -> str:
-    """Say where a run is that was begun by an earlier call."""
-    path, planned = run.directory.path, run.settings.rounds
-    summary = path / "summary.json"
-    end = parse(read_text(summary), f"{summary}").get("end") if summary.exists() else None
-    if run.state.rounds < planned and end != End.STOPPED:
-        return f"The run in {path} is resumed at round {run.state.rounds + 1} of {planned}."
-    last = datetime.fromtimestamp((path / "checkpoint.safetensors").stat().st_mtime).astimezone()
-    return f"The run in {path} finished on {last:%Y-%m-%d at %H:%M}: nothing was trained."
 
 
 @contextmanager

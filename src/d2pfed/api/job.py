@@ -139,7 +139,8 @@ class Job:
         """Train an open run, after a rehearsal of the protocol if it is new."""
         stop = self.details.early_stop
         if self.plan is None:
-            clear = replace(self.clear_federation(run, backend), note_norms=partial(add_norms, run.directory.path))
+            note = partial(add_norms, run.directory.path)
+            clear = ClearFederation(backend, self.cohorts(run), run.name, note_norms=note)
             return run.train(clear, self.evaluator, listen, evaluate_every=evaluate_every, stop=stop)
         if run.state.rounds == 0:  # once, before anybody's data is touched
             _rehearse_once(self.plan.codec.length, self.plan.ring.bits, self.plan.secret)
@@ -163,18 +164,14 @@ class Job:
         return SimulatedFederation(
             plan=self.plan,
             backend=backend,
-            cohorts=self._cohorts(run),
+            cohorts=self.cohorts(run),
             dropouts=self.details.dropouts or Dropouts(),
             fidelity=self.details.fidelity or Fidelity.SUM,
             entropy=self._entropy().child("clients"),
             ledger=run.ledger,
         )
 
-    def clear_federation(self, run: Run, backend: Backend) -> ClearFederation:
-        """Return the same clients with nothing private."""
-        return ClearFederation(backend, self._cohorts(run), run.name)
-
-    def _cohorts(self, run: Run) -> Cohorts:
+    def cohorts(self, run: Run) -> Cohorts:
         """Return the draws of a run's cohorts.
 
         Two runs with one seed share their cohorts, for paired comparisons; without a seed they must not, nor a run and
@@ -317,11 +314,11 @@ def read_settings(run: Path) -> tuple[RunSettings, Details]:
     file = run / "settings.json"
     text = read_text(file)
     try:
-        found = canonical.decode(text, _TYPES)
+        found = canonical.decode(text, _TYPES, RunSettings)
     except ConfigError as error:
         raise ConfigError(f"{file} is not of a run of `fit` or `d2pfed train`, or damaged: {error}") from error
-    details = found.details if isinstance(found, RunSettings) else None
-    if not isinstance(found, RunSettings) or not isinstance(details, Details) or found.target is None:
+    details = found.details
+    if not isinstance(details, Details) or found.target is None:
         raise ConfigError(
             f"{run} is not a private run of `fit` or `d2pfed train`, whose clients can be made again"
         )

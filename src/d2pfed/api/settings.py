@@ -7,38 +7,35 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
+from d2pfed import learning
 from d2pfed.accounting import Guarantee
 from d2pfed.accounting.filters import milestones
 from d2pfed.api.progress import Watcher
 from d2pfed.api.result import FitResult
 from d2pfed.errors import ConfigError
-from d2pfed.fields import DATA, RUN, TRAINING, about, check_fields, check_types, checked_fields, documented
-from d2pfed.learning import (
-    Collate,
-    Forward,
-    Groups,
-    LocalTraining,
-    MakeOptimizer,
-    Module,
-    Optimizer,
-    Precision,
-    Rate,
-    Schedule,
-    Step,
-    Weigh,
+from d2pfed.fields import (
+    DATA,
+    RUN,
+    TRAINING,
+    check_fields,
+    check_range,
+    check_types,
+    checked_fields,
+    documented,
+    setting,
 )
 from d2pfed.plan import Plan, guarantees
-from d2pfed.plan.bounds import check_name, check_range
+from d2pfed.plan.bounds import check_name
 from d2pfed.round import run_plan
 from d2pfed.runs import RoundRecord
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer, named_server
 
 Kind = TypeVar("Kind")
-_LOCAL = {each.name: each.metadata for each in fields(LocalTraining)}  # described there
+_LOCAL = {each.name: each.metadata for each in fields(learning.LocalTraining)}  # described there
 
 # Called with each round's record and a function that returns the module as it is after the round.
-Callback = Callable[[RoundRecord, Callable[[], Module]], object]
+Callback = Callable[[RoundRecord, Callable[[], learning.Module]], object]
 
 
 class BackendName(StrEnum):
@@ -69,27 +66,28 @@ class Training:
     another has its own. A schedule may be a function from the share of rounds or steps that is done to a factor.
     """
 
-    optimizer: Optimizer | MakeOptimizer = field(default=Optimizer.SGD, metadata=_LOCAL["optimizer"])
+    optimizer: learning.Optimizer | learning.MakeOptimizer = field(
+        default=learning.Optimizer.SGD, metadata=_LOCAL["optimizer"]
+    )
     momentum: float = field(default=0.0, metadata=_LOCAL["momentum"])
     weight_decay: float | None = field(default=None, metadata=_LOCAL["weight_decay"])
-    lr_schedule: Schedule | Rate | None = field(default=None, metadata=_LOCAL["lr_schedule"])
-    step_schedule: Schedule | Rate | None = field(default=None, metadata=_LOCAL["step_schedule"])
+    lr_schedule: learning.Schedule | learning.Rate | None = field(default=None, metadata=_LOCAL["lr_schedule"])
+    step_schedule: learning.Schedule | learning.Rate | None = field(default=None, metadata=_LOCAL["step_schedule"])
     max_grad_norm: float | None = field(default=None, metadata=_LOCAL["max_grad_norm"])
     proximal: float | None = field(default=None, metadata=_LOCAL["proximal"])
-    precision: Precision | None = field(default=None, metadata=_LOCAL["precision"])
-    device: str = field(default="cpu", metadata=about("cpu, cuda or mps.", TRAINING))
-    max_weight: float | None = field(
-        default=None,
-        metadata=about("Cap on a weight: public, chosen without a look at the weights.", TRAINING, unset="none"),
+    precision: learning.Precision | None = field(default=None, metadata=_LOCAL["precision"])
+    device: str = setting("cpu", "cpu, cuda or mps.", TRAINING)
+    max_weight: float | None = setting(
+        None, "Cap on a weight: public, chosen without a look at the weights.", TRAINING, unset="none"
     )
     trainable: str | Sequence[str] = "*"
-    forward: Forward | None = None
-    step: Step | None = None
-    collate: Collate | None = None
-    example_weights: Weigh | None = None
+    forward: learning.Forward | None = None
+    step: learning.Step | None = None
+    collate: learning.Collate | None = None
+    example_weights: learning.Weigh | None = None
     personal: str | Sequence[str] = ()
     weights: Sequence[float] | str | None = None
-    groups: Groups | None = None
+    groups: learning.Groups | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -104,12 +102,14 @@ class Training:
             if getattr(self, name) == "own":
                 raise ConfigError(f"{name} must be a function or one of the other names, got own")
 
-    def local(self, rounds: int, **steps: Any) -> LocalTraining:  # noqa: ANN401 - its fields
+    def local(self, rounds: int, **steps: Any) -> learning.LocalTraining:  # noqa: ANN401 - its fields
         """Return how a client trains in a run of so many rounds; `steps` are lr, epochs and batch_size."""
         shared = {
-            each.name: getattr(self, each.name) for each in fields(LocalTraining) if hasattr(self, each.name)
+            each.name: getattr(self, each.name)
+            for each in fields(learning.LocalTraining)
+            if hasattr(self, each.name)
         }
-        return LocalTraining(**shared, **steps, rounds=None if self.lr_schedule is None else rounds)
+        return learning.LocalTraining(**shared, **steps, rounds=None if self.lr_schedule is None else rounds)
 
 
 class Mode(StrEnum):
@@ -128,10 +128,10 @@ class EarlyStop:
     that were fixed beforehand: `milestones`, at which alone the run then stops; they share delta.
     """
 
-    metric: str = field(default="loss", metadata=about("The validation metric that is watched.", RUN))
-    mode: Mode = field(default=Mode.MIN, metadata=about("Which values are better.", RUN))
-    patience: int = field(default=5, metadata=about("Evaluations without improvement that end the run.", RUN))
-    least_gain: float = field(default=0.0, metadata=about("What counts as an improvement.", RUN))
+    metric: str = setting("loss", "The validation metric that is watched.", RUN)
+    mode: Mode = setting(Mode.MIN, "Which values are better.", RUN)
+    patience: int = setting(5, "Evaluations without improvement that end the run.", RUN)
+    least_gain: float = setting(0.0, "What counts as an improvement.", RUN)
     milestones: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -186,50 +186,37 @@ class RunOptions:
     False interrupts the run, which `resume` carries on.
     """
 
-    name: str | None = field(
-        default=None,
-        metadata=about(
-            "The run's name: of its directory under `runs`, and of its report.",
-            RUN,
-            unset="what is trained, and a digest of the settings",
-        ),
+    name: str | None = setting(
+        None,
+        "The run's name: of its directory under `runs`, and of its report.",
+        RUN,
+        unset="what is trained, and a digest of the settings",
     )
-
-    ledger: Path | None = field(
-        default=None,
-        metadata=about(
-            "Ledger shared with other runs over these clients, see `ledger create`.",
-            RUN,
-            parse=Path,
-            unset="the run's own",
-        ),
+    ledger: Path | None = setting(
+        None,
+        "Ledger shared with other runs over these clients, see `ledger create`.",
+        RUN,
+        parse=Path,
+        unset="the run's own",
     )
-    evaluate_every: int = field(default=1, metadata=about("Rounds from one evaluation to the next.", RUN))
-    backend: BackendName = field(default=BackendName.AUTO, metadata=about("Where clients are trained.", RUN))
-    workers: int | None = field(default=None, metadata=about("Worker processes.", RUN, unset="one per core"))
-    address: str | None = field(
-        default=None, metadata=about("Address of a Ray cluster, for the backend ray.", RUN, unset="this machine")
+    evaluate_every: int = setting(1, "Rounds from one evaluation to the next.", RUN)
+    backend: BackendName = setting(BackendName.AUTO, "Where clients are trained.", RUN)
+    workers: int | None = setting(None, "Worker processes.", RUN, unset="one per core")
+    address: str | None = setting(
+        None, "Address of a Ray cluster, for the backend ray.", RUN, unset="this machine"
     )
-    fidelity: Fidelity = field(
-        default=Fidelity.SUM, metadata=about("sum, or protocol: every message of every round.", RUN)
+    fidelity: Fidelity = setting(Fidelity.SUM, "sum, or protocol: every message of every round.", RUN)
+    partition: str | None = setting(
+        None, "Of a named task: iid, shards, dirichlet:ALPHA or owner.", DATA, unset="the task's"
     )
-    partition: str | None = field(
-        default=None,
-        metadata=about("Of a named task: iid, shards, dirichlet:ALPHA or owner.", DATA, unset="the task's"),
-    )
-    data: Path | None = field(
-        default=None,
-        metadata=about(
-            "Directory of the data sets of named tasks.", DATA, parse=Path, unset="D2PFED_DATA, or the cache"
-        ),
+    data: Path | None = setting(
+        None, "Directory of the data sets of named tasks.", DATA, parse=Path, unset="D2PFED_DATA, or the cache"
     )
     dropouts: Dropouts = field(default_factory=Dropouts)
-    stop_is_blind: bool = field(
+    stop_is_blind: bool = setting(
         default=False,
-        metadata=about(
-            "Declare that nobody stops the run because of its outputs, so that the spent part may be reported.",
-            RUN,
-        ),
+        text="Declare that nobody stops the run because of its outputs, so that the spent part may be reported.",
+        section=RUN,
     )
     baseline: FitResult | str | Path | None = None
     progress: bool | Watcher | None = None

@@ -12,31 +12,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from d2pfed import learning
+from d2pfed.api.backends import explained, first_line
 from d2pfed.api.settings import RunOptions, Training
-from d2pfed.api.trial import explained, first_line
 from d2pfed.errors import ConfigError, needs_extra
-from d2pfed.learning import (
-    Clients,
-    Collate,
-    Examples,
-    Losses,
-    Metric,
-    Model,
-    Task,
-    UserClients,
-    batches_of,
-    build_model,
-    default_metrics,
-    evaluate,
-    fingerprint,
-    fitting,
-    held_by,
-    load_task,
-    measure,
-    parse_partition,
-    user_model,
-    without_personal,
-)
 from d2pfed.ledger.files import replace_file
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy
@@ -52,11 +31,11 @@ Kind = TypeVar("Kind")
 class ModelEvaluator:
     """Measures a model on data to choose by, and on test data, which are opened once, at the end."""
 
-    model: Model
+    model: learning.Model
     validation: object = field(repr=False)
     held_out: object = field(repr=False)  # the test data, or what opens them
-    metrics: Mapping[str, Metric] | None  # None: accuracy and loss of a task's examples
-    collate: Collate | None = field(default=None, repr=False)
+    metrics: Mapping[str, learning.Metric] | None  # None: accuracy and loss of a task's examples
+    collate: learning.Collate | None = field(default=None, repr=False)
 
     def validate(self, _rounds: int, params: FloatVector) -> dict[str, float]:
         """Return the metrics on the validation data; none without such data."""
@@ -70,9 +49,11 @@ class ModelEvaluator:
 
     def _measured(self, params: FloatVector, data: object, owner: str) -> dict[str, float]:
         with explained(f"the {owner} data cannot be measured"):
-            if self.metrics is None and isinstance(data, Examples):
-                return evaluate(self.model, params, data)
-            return measure(self.model, params, batches_of(data, owner, self.collate), self.metrics or {})
+            if self.metrics is None and isinstance(data, learning.Examples):
+                return learning.evaluate(self.model, params, data)
+            return learning.measure(
+                self.model, params, learning.batches_of(data, owner, self.collate), self.metrics or {}
+            )
 
     def rehearse(self, params: FloatVector) -> None:
         """Measure one batch of each data set, so that a mistake shows before anything is charged.
@@ -87,7 +68,7 @@ class ModelEvaluator:
                 source: Any = getattr(data, "dataset", data)  # a loader's
                 if hasattr(source, "__getitem__") and hasattr(source, "__iter__") and iter(source) is iter(source):
                     continue
-                for batch in islice(batches_of(data, owner, self.collate), 1):
+                for batch in islice(learning.batches_of(data, owner, self.collate), 1):
                     self._measured(params, batch, owner)
 
 
@@ -95,15 +76,15 @@ class ModelEvaluator:
 class Workload:
     """A model, the clients that train it, and what it is measured on."""
 
-    model: Model
-    clients: Clients | UserClients
+    model: learning.Model
+    clients: learning.Clients | learning.UserClients
     evaluator: ModelEvaluator
     training: Training
     title: str
     data: str
     loss: str  # the name by which settings know it
-    task: Task | None = field(default=None, repr=False)
-    whole: Model | None = field(default=None, repr=False)  # with the layers that clients keep, if any
+    task: learning.Task | None = field(default=None, repr=False)
+    whole: learning.Model | None = field(default=None, repr=False)  # with the layers that clients keep, if any
     names: tuple[str, str] | None = None  # of task and model, where both can be made again by name
     is_main_job: bool = False
     fingerprint: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -117,7 +98,7 @@ class Workload:
             if weights != "examples":
                 raise ConfigError(f"weights must be examples or one number for each client, got {weights!r}")
             everyone = range(self.clients.population)
-            weights = [float(len(held_by(self.clients, client))) for client in everyone]
+            weights = [float(len(learning.held_by(self.clients, client))) for client in everyone]
         given = client_weights(weights, self.clients.population)
         if not (np.isfinite(given) & (given >= 0)).all():
             raise ConfigError("weights must be finite and at least 0")
@@ -131,20 +112,20 @@ def workload_of(
     *,
     population: int | None,
     held_out: tuple[object, object],
-    loss: Losses | None,
+    loss: learning.Losses | None,
     metrics: object,
     training: Training,
     options: RunOptions,
     seed: int | None,
 ) -> Workload:
     """Return what `fit` is to train, with what is measured; `held_out` are validation and test data."""
-    names, task = None, clients if isinstance(clients, Task) else None
+    names, task = None, clients if isinstance(clients, learning.Task) else None
     parts = {each.name: getattr(training, each.name) for each in fields(Training) if each.name != "device"}
     parts |= {"module": module, "loss": loss, "metrics": metrics, "validation": held_out[0], "test": held_out[1]}
     if isinstance(clients, str):
         task = task_named(clients, population, options.partition, options.data)
         if module is None or isinstance(module, str):
-            names = clients, module or fitting(task)
+            names = clients, module or learning.fitting(task)
     elif options.partition is not None or options.data is not None:
         raise ConfigError("partition and data are those of a named task")
     if task is not None and any(each is not None for each in held_out):
@@ -156,7 +137,7 @@ def workload_of(
         module, loss = model.module, None if model.step is not None else model.losses
         training = replace(training, forward=model.forward, step=model.step)
     if names is None or training.trainable != "*" or training.device != "cpu":
-        model = user_model(
+        model = learning.user_model(
             module,
             trainable=training.trainable,
             loss=loss,
@@ -166,14 +147,14 @@ def workload_of(
             weigh=training.example_weights,
         )
     whole = model if training.personal else None
-    model = without_personal(model, training.personal) if training.personal else model
+    model = learning.without_personal(model, training.personal) if training.personal else model
     names = None if training.personal else names
     measured = None if task is not None and metrics is None else _checked_metrics(metrics, model)
     function = training.step or loss
     loss_name = getattr(function, "__qualname__", type(function).__qualname__)
-    held: Clients | UserClients
+    held: learning.Clients | learning.UserClients
     if task is None:
-        held = UserClients.of(clients, population, model.device, training.collate)
+        held = learning.UserClients.of(clients, population, model.device, training.collate)
         validation, test = held_out
         if not isinstance(clients, (list, tuple, dict)):
             client, data = held.first()
@@ -193,14 +174,14 @@ def workload_of(
         whole=whole,
         names=names,
         is_main_job=isinstance(clients, str) and clients == MAIN_TASK and population is None,
-        fingerprint=fingerprint(parts, clients if task is None else task.name),
+        fingerprint=learning.fingerprint(parts, clients if task is None else task.name),
     )
 
 
-def _checked_metrics(metrics: object, model: Model) -> Mapping[str, Metric]:
+def _checked_metrics(metrics: object, model: learning.Model) -> Mapping[str, learning.Metric]:
     """Return the metrics by name: of class labels the accuracy, unless others are given."""
     if metrics is None:
-        return default_metrics(model.losses) if model.step is None else {}
+        return learning.default_metrics(model.losses) if model.step is None else {}
     if not isinstance(metrics, Mapping) or not all(
         isinstance(name, str) and callable(metric) for name, metric in metrics.items()
     ):
@@ -210,18 +191,18 @@ def _checked_metrics(metrics: object, model: Model) -> Mapping[str, Metric]:
     return metrics
 
 
-def task_named(name: str, population: int | None, partition: str | None, data: Path | None) -> Task:
+def task_named(name: str, population: int | None, partition: str | None, data: Path | None) -> learning.Task:
     """Return the task of that name, or that a user's own function MODULE:FUNCTION makes."""
     if ":" in name:
-        return made_by(name, Task)
-    divided = parse_partition(partition) if partition else None
+        return made_by(name, learning.Task)
+    divided = learning.parse_partition(partition) if partition else None
     with needs_extra("train", "mlxtend", "sklearn"):
-        return load_task(name, population=population, partition=divided, data_dir=data)
+        return learning.load_task(name, population=population, partition=divided, data_dir=data)
 
 
-def model_named(name: str, task: Task, seed: int) -> Model:
+def model_named(name: str, task: learning.Task, seed: int) -> learning.Model:
     """Return the model of that name for a task, or that a user's own function MODULE:FUNCTION makes."""
-    return made_by(name, Model) if ":" in name else build_model(name, task, seed=seed)
+    return made_by(name, learning.Model) if ":" in name else learning.build_model(name, task, seed=seed)
 
 
 def made_by(name: str, kind: type[Kind]) -> Kind:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperGroup
 
-from d2pfed.errors import D2PFedError, closest
+from d2pfed.errors import D2PFedError, closest, needs_extra
 
 if TYPE_CHECKING:
     from click import Command, Context, HelpFormatter
@@ -37,6 +37,7 @@ MODULES = {
     **dict.fromkeys(("client", "deploy", "roster"), "federation"),
     **dict.fromkeys(("report", "certify", "data"), "files"),
 }
+TRAIN_PACKAGES = ("torch", "sklearn", "safetensors", "matplotlib", "jinja2", "mlxtend")  # of the extra `train`
 _LEAST_MEMORY = 256 << 20  # bytes of addresses: with less, OpenBLAS may wait for memory forever as scipy loads
 START = """\
 Federated learning with secure aggregation and distributed differential privacy.
@@ -114,7 +115,9 @@ def run(app: typer.Typer, name: str) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         # The parser turns Ctrl-C into a status that it returns; a command itself returns nothing.
-        if status := app(sys.argv[1:], prog_name=name, standalone_mode=False):
+        with needs_extra("train", *TRAIN_PACKAGES):
+            status = app(sys.argv[1:], prog_name=name, standalone_mode=False)
+        if status:
             sys.exit(status)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)

@@ -5,56 +5,36 @@ import sys
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from d2pfed.accounting import SERVER, round_up
-from d2pfed.cli.options import (
-    TRAIN_PACKAGES,
-    AsJson,
-    DataDirectory,
-    FieldOptions,
-    SectionedCommand,
-    application,
-    option,
-    with_fields,
-)
+from d2pfed.api import audit
+from d2pfed.api.audit.mechanism import MechanismAudit
+from d2pfed.api.audit.membership import LEVELS
+from d2pfed.api.job import Job, array_shapes, fixed_digest, read_settings
+from d2pfed.api.progress import Watcher
+from d2pfed.api.workload import ModelEvaluator, made_by, model_named, task_named
+from d2pfed.cli import options
 from d2pfed.cli.show import out, print_json
-from d2pfed.errors import ConfigError, needs_extra
-from d2pfed.fields import DATA, TRAINING
+from d2pfed.errors import ConfigError
+from d2pfed.fields import DATA, TRAINING, check_range
+from d2pfed.learning import Clients, Examples, Model, Task, UserClients, use_one_thread, user_model
+from d2pfed.learning.user_clients import LabeledClients
+from d2pfed.ledger.files import replace_file
 from d2pfed.plan import PrivacyTarget, decode_plan
-from d2pfed.plan.bounds import check_range
+from d2pfed.runs import RoundRecord, TrainingAudit
 from d2pfed.runs.json_files import read_text, to_json
 from d2pfed.simulation import Fidelity
-
-with needs_extra("train", *TRAIN_PACKAGES):
-    from d2pfed.api.audit import (
-        Worlds,
-        attack_membership,
-        audit_mechanism,
-        audit_training,
-        audited_plan,
-        write_plot,
-    )
-    from d2pfed.api.audit.membership import LEVELS
-    from d2pfed.api.job import Details, Job, array_shapes, fixed_digest, read_settings
-    from d2pfed.api.progress import Watcher
-    from d2pfed.api.workload import ModelEvaluator, made_by, model_named, task_named
-    from d2pfed.learning import Clients, Examples, Model, Task, UserClients, use_one_thread, user_model
-    from d2pfed.learning.user_clients import LabeledClients
-
-if TYPE_CHECKING:
-    from d2pfed.api.audit.mechanism import MechanismAudit
-    from d2pfed.runs import ArrayShape, RoundRecord
-    from d2pfed.runs.records import TrainingAudit
+from d2pfed.simulation.process_backend import start_workers
 
 REFUTED = 4  # the exit status of an audit whose lower bound is above the claim
 MOST_TRIALS = 100_000_000
 
-app = application("Attack what is claimed: a lower bound on epsilon beside the claimed one.")
+app = options.application("Attack what is claimed: a lower bound on epsilon beside the claimed one.")
 
-TARGET = FieldOptions(
+TARGET = options.FieldOptions(
     kind=PrivacyTarget,
     only=(
         *("epsilon", "delta", "cohort_size", "mechanism", "adjacency", "dropouts", "clip"),
@@ -65,39 +45,42 @@ TARGET = FieldOptions(
 RunDirectory = Annotated[Path, typer.Argument(help="The run's directory, such as runs/NAME.")]
 OwnTask = Annotated[
     str | None,
-    option(
+    options.option(
         "As it was given to `train`, needed as a sign of trust where it is MODULE:FUNCTION; for a run of `fit`, one "
         "that makes its clients.",
         DATA,
         "--task",
     ),
 ]
-OwnModel = Annotated[str | None, option("As --task, for the model or module.", TRAINING, "--model")]
-Partition = Annotated[str | None, option("As it was given to `train`. Default: the task's.", DATA, "--partition")]
+OwnModel = Annotated[str | None, options.option("As --task, for the model or module.", TRAINING, "--model")]
+Partition = Annotated[
+    str | None, options.option("As it was given to `train`. Default: the task's.", DATA, "--partition")
+]
 
 
-@app.command(cls=SectionedCommand)
-@with_fields(TARGET)
+@app.command(cls=options.SectionedCommand)
+@options.with_fields(TARGET)
 def mechanism(
     wanted: dict[str, Any],
     *,
-    trials: Annotated[int, option("Trials in each of the two worlds. Default: 3000.")] = 3000,
-    releases: Annotated[int, option("Rounds per trial. Default: 2.")] = 2,
-    confidence: Annotated[float, option("Confidence of the lower bounds together. Default: 0.99.")] = 0.99,
+    trials: Annotated[int, options.option("Trials in each of the two worlds. Default: 3000.")] = 3000,
+    releases: Annotated[int, options.option("Rounds per trial. Default: 2.")] = 2,
+    confidence: Annotated[float, options.option("Confidence of the lower bounds together. Default: 0.99.")] = 0.99,
     fidelity: Annotated[
-        Fidelity, option("protocol, or sum: no messages, six times as fast. Default: protocol.")
+        Fidelity, options.option("protocol, or sum: no messages, six times as fast. Default: protocol.")
     ] = Fidelity.PROTOCOL,
     worlds: Annotated[
-        Worlds, option("neighbours, or same: a null run, whose bounds must be 0. Default: neighbours.")
-    ] = Worlds.NEIGHBORS,
-    json: AsJson = False,
+        audit.Worlds,
+        options.option("neighbours, or same: a null run, whose bounds must be 0. Default: neighbours."),
+    ] = audit.Worlds.NEIGHBORS,
+    json: options.AsJson = False,
 ) -> None:
     """Tell two neighbouring worlds apart by the sums of whole rounds, again and again, and count the errors."""
     check_range("trials", trials, 1, MOST_TRIALS)
     check_range("releases", releases, 1, 1000)
     target = PrivacyTarget(against=SERVER, **wanted)
-    found = audit_mechanism(
-        audited_plan(target, releases), trials, confidence=confidence, fidelity=fidelity, worlds=worlds
+    found = audit.audit_mechanism(
+        audit.audited_plan(target, releases), trials, confidence=confidence, fidelity=fidelity, worlds=worlds
     )
     _conclude(
         found,
@@ -114,35 +97,33 @@ def mechanism(
     )
 
 
-@app.command(cls=SectionedCommand)
+@app.command(cls=options.SectionedCommand)
 def training(
     run: RunDirectory,
     *,
     canaries: Annotated[
-        int, option("Clients, or records, that a canary takes the place of. Default: 1000.")
+        int, options.option("Clients, or records, that a canary takes the place of. Default: 1000.")
     ] = 1000,
-    confidence: Annotated[float, option("Confidence of the lower bounds together. Default: 0.95.")] = 0.95,
+    confidence: Annotated[float, options.option("Confidence of the lower bounds together. Default: 0.95.")] = 0.95,
     task: OwnTask = None,
     model: OwnModel = None,
     partition: Partition = None,
-    data: DataDirectory = None,
-    workers: Annotated[int | None, option("Worker processes. Default: one per core.")] = None,
-    json: AsJson = False,
+    data: options.DataDirectory = None,
+    workers: Annotated[int | None, options.option("Worker processes. Default: one per core.")] = None,
+    json: options.AsJson = False,
 ) -> None:
     """Repeat a run of `fit` or `train` with canaries, and guess their secret coins from what its server sees.
 
     A canary is a client, or a record where records are protected. The bounds are kept in the run's directory as
     audit.json, and its report shows them beside the claim.
     """
-    from d2pfed.ledger.files import replace_file  # noqa: PLC0415 - as below
     from d2pfed.runs.report import AUDIT, read_report, write_report  # noqa: PLC0415 - the plotter is slow to load
-    from d2pfed.simulation.process_backend import start_workers  # noqa: PLC0415 - as above
 
     use_one_thread()
     job = _job(run, (task, model), partition, data)
     with Watcher(job.settings.rounds, "round") as watcher:
 
-        def listen(record: "RoundRecord") -> bool:
+        def listen(record: RoundRecord) -> bool:
             watcher.show(record.round, "auditing")
             if watcher.caught:
                 sys.exit(128 + watcher.caught)
@@ -150,7 +131,9 @@ def training(
 
         # The bar has a thread of its own, so workers may have to start afresh.
         start = partial(start_workers, workers=workers, prepare=use_one_thread)
-        found = audit_training(job, canaries, lambda trainer: start(trainer)[0], listen, confidence=confidence)
+        found = audit.audit_training(
+            job, canaries, lambda trainer: start(trainer)[0], listen, confidence=confidence
+        )
     replace_file(run / AUDIT, to_json(found).encode(), mode=0o666)
     write_report(read_report(run), run)
     _conclude(
@@ -165,21 +148,23 @@ def training(
     )
 
 
-@app.command(cls=SectionedCommand)
+@app.command(cls=options.SectionedCommand)
 def membership(
     run: RunDirectory,
     *,
-    records: Annotated[int, option("Records of members, and of others, at most. Default: 10000.")] = 10_000,
+    records: Annotated[
+        int, options.option("Records of members, and of others, at most. Default: 10000.")
+    ] = 10_000,
     task: OwnTask = None,
     model: OwnModel = None,
     partition: Partition = None,
-    data: DataDirectory = None,
-    json: AsJson = False,
+    data: options.DataDirectory = None,
+    json: options.AsJson = False,
 ) -> None:
     """Tell records of members from others by the loss of the released model; plot the attack's error rates."""
     check_range("records", records, 1, MOST_TRIALS)
-    found = attack_membership(run, _job(run, (task, model), partition, data), records)
-    plot = write_plot(found, run)
+    found = audit.attack_membership(run, _job(run, (task, model), partition, data), records)
+    plot = audit.write_plot(found, run)
     if json:
         print_json({**found.summary(), "plot": str(plot)})
         return
@@ -228,7 +213,17 @@ def _job(run: Path, given: tuple[str | None, str | None], partition: str | None,
         made: object = model_named(network, chosen, settings.seed or 0)
     else:
         made = made_by(network, object)
-    model = _same_model(made, settings.arrays, details)
+    names = tuple(array.name for array in settings.arrays)
+    if isinstance(made, Model):
+        model = made if made.names == names else replace(made, trainable=names)
+    elif details.loss != "cross_entropy":
+        raise ConfigError(f"the run's loss is {details.loss}: return a Model of d2pfed.learning that has it")
+    else:
+        model = user_model(made, trainable=names)
+    if array_shapes(model) != settings.arrays or fixed_digest(model) != details.fixed:
+        raise ConfigError(
+            "the model is not the one that the run has trained: its arrays or fixed parameters differ"
+        )
     clients: Clients
     if isinstance(chosen, Task):
         data_stated, clients, validation = chosen.description, chosen.clients, chosen.validation
@@ -252,28 +247,12 @@ def _job(run: Path, given: tuple[str | None, str | None], partition: str | None,
     )
 
 
-def _same_model(made: object, arrays: "tuple[ArrayShape, ...]", details: Details) -> Model:
-    """Return the model that a run has trained, from a model or a user's module that was made again."""
-    names = tuple(array.name for array in arrays)
-    if isinstance(made, Model):
-        made = made if made.names == names else replace(made, trainable=names)
-    else:
-        if details.loss != "cross_entropy":
-            raise ConfigError(f"the run's loss is {details.loss}: return a Model of d2pfed.learning that has it")
-        made = user_model(made, trainable=names)
-    if array_shapes(made) != arrays or fixed_digest(made) != details.fixed:
-        raise ConfigError(
-            "the model is not the one that the run has trained: its arrays or fixed parameters differ"
-        )
-    return made
-
-
 def _down(value: float) -> str:
     """Return a lower bound, rounded down."""
     return f"{math.floor(1000 * value) / 1000:g}"
 
 
-def _conclude(found: "MechanismAudit | TrainingAudit", *lines: str, json: bool) -> None:
+def _conclude(found: MechanismAudit | TrainingAudit, *lines: str, json: bool) -> None:
     """Print what an audit found, and exit with a status of its own if it refutes the claim."""
     above = "refuted: the lower bound is above it" if found.is_refuted else "not refuted"
     if json:

@@ -13,6 +13,7 @@ import typer
 from d2pfed.accounting import Unit, round_up
 from d2pfed.cli.options import AsJson, SectionedCommand, application
 from d2pfed.cli.show import delta_as_given, out, print_json
+from d2pfed.deploy import rosters
 from d2pfed.deploy.account import ALL, RUNS, ClientSpending, carried_over, charged
 from d2pfed.deploy.config import (
     decode_public,
@@ -24,15 +25,6 @@ from d2pfed.deploy.config import (
 )
 from d2pfed.deploy.heads import publish_head
 from d2pfed.deploy.health import Status, client_status, server_status
-from d2pfed.deploy.rosters import (
-    DEPTH,
-    DrawCommitment,
-    accept_roster,
-    make_draws,
-    next_roster,
-    read_own_issue,
-    shown_positions,
-)
 from d2pfed.deploy.state import AcceptedRuns
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.client_log import Entry
@@ -85,7 +77,7 @@ def enrol(
     roster: Annotated[Path, typer.Argument(help="The signed roster.")],
 ) -> None:
     """Accept a roster from a file; one also comes with each run, and is checked in the same way."""
-    accepted = accept_roster(read_client_config(directory), read_given(roster))[0].roster
+    accepted = rosters.accept_roster(read_client_config(directory), read_given(roster))[0].roster
     print(f"roster {accepted.serial} with {len(accepted.keys)} clients, good until {_day(accepted.expires)}")
 
 
@@ -131,7 +123,7 @@ def show_client(directory: ClientDirectory, json: AsJson = False) -> None:
     config = read_client_config(directory)
     history = config.log.read()
     spending = ClientSpending.of(history)
-    roster, spent = read_own_issue(config), spending.epsilon(config.budget.delta)
+    roster, spent = rosters.read_own_issue(config), spending.epsilon(config.budget.delta)
     found = {
         "client": config.client,
         "position": history.head.seq,
@@ -258,10 +250,10 @@ def authority(file: KeyFile) -> None:
 @roster_app.command("draws", cls=SectionedCommand)
 def draws(
     file: Annotated[Path, typer.Argument(help="Where the server keeps its secret tree of draws.")],
-    depth: Annotated[int, typer.Option(help="2^depth draws serve all runs under one roster.")] = DEPTH,
+    depth: Annotated[int, typer.Option(help="2^depth draws serve all runs under one roster.")] = rosters.DEPTH,
 ) -> None:
     """Make the draws of the next roster, on the server, and print DEPTH:ROOT for the authority."""
-    print(make_draws(file, depth).encode())
+    print(rosters.make_draws(file, depth).encode())
 
 
 @roster_app.command("sign", cls=SectionedCommand)
@@ -296,13 +288,13 @@ def sign(  # noqa: PLR0917 - typer declares options as parameters
             raise ConfigError(f"a client is ID=PUBLIC, as `d2pfed client init` prints it, got {text[:80]!r}")
         require_identity(int(number))
         added[int(number)] = decode_public(key_text)
-    signed = next_roster(
+    signed = rosters.next_roster(
         public,
         before,
         added=added,
         removed=frozenset(remove or ()),
-        shown=shown_positions(before, positions or ()),
-        draws=DrawCommitment.decode(draws) if draws else None,
+        shown=rosters.shown_positions(before, positions or ()),
+        draws=rosters.DrawCommitment.decode(draws) if draws else None,
         most_depth=20 if deep else 16,
         days=days,
         now=int(time.time()),

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, DataDirectory, Group, SectionedCommand, application
+from d2pfed.cli.options import AsJson, DataDirectory, Group, SectionedCommand, application
 from d2pfed.cli.show import out, print_json
-from d2pfed.errors import ConfigError, needs_extra
+from d2pfed.errors import ConfigError
 
 if TYPE_CHECKING:
     from click import Context
@@ -39,8 +39,7 @@ def report(
     run: Annotated[Path, typer.Argument(help="The run's directory, such as runs/NAME.")], *, json: AsJson = False
 ) -> None:
     """Write a run's report.html and its plots again, from its plan, settings, metrics and summary."""
-    with needs_extra("train", *TRAIN_PACKAGES):
-        from d2pfed.runs.report import read_report, write_report  # noqa: PLC0415 - an extra
+    from d2pfed.runs.report import read_report, write_report  # noqa: PLC0415 - slow to load
 
     page = write_report(read_report(run), run)
     if json:
@@ -62,8 +61,7 @@ def certify_run(
     json: AsJson = False,
 ) -> None:
     """Write certificate.json (signed), certificate.html and registry.yaml (for OpenDP's deployments registry)."""
-    with needs_extra("train", *TRAIN_PACKAGES):
-        from d2pfed.api.certify import certify  # noqa: PLC0415 - an extra
+    from d2pfed.api.certify import certify  # noqa: PLC0415 - slow to load
 
     made = certify(run, ledger=ledger, key=key, output=output)
     if json:
@@ -107,8 +105,7 @@ def certify_verify(
     if ledger is not None and not ledger.is_file():
         raise ConfigError(f"there is no ledger at {ledger}")
     if ledger is not None and found.status != 1:
-        with needs_extra("train", *TRAIN_PACKAGES):
-            from d2pfed.api.certify import check_ledger  # noqa: PLC0415 - an extra
+        from d2pfed.api.certify import check_ledger  # noqa: PLC0415 - slow to load
 
         content = read(file)[1]["statement"]
         found.note("ledger", lambda: check_ledger(content, ledger))
@@ -129,8 +126,7 @@ def data_fetch(
     json: AsJson = False,
 ) -> None:
     """Download a data set's official files and check them."""
-    with needs_extra("train", *TRAIN_PACKAGES):
-        from d2pfed.learning import cache_directory, fetch  # noqa: PLC0415 - an extra
+    from d2pfed.learning import cache_directory, fetch  # noqa: PLC0415 - slow to load
 
     files = fetch(name, directory or cache_directory())
     if json:
@@ -145,8 +141,7 @@ def data_fetch(
 @data_app.command("where", cls=SectionedCommand)
 def data_where(name: TaskName, directory: DataDirectory = None, json: AsJson = False) -> None:
     """Show which files of a data set were found, and where."""
-    with needs_extra("train", *TRAIN_PACKAGES):
-        from d2pfed.learning import where  # noqa: PLC0415 - an extra
+    from d2pfed.learning import where  # noqa: PLC0415 - slow to load
 
     found = where(name, directory)
     if json:

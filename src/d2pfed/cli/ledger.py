@@ -8,9 +8,9 @@ import typer
 
 from d2pfed.accounting import observer_named, round_up
 from d2pfed.accounting.filters import CONDITION
-from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, SectionedCommand, application, option
+from d2pfed.cli.options import AsJson, SectionedCommand, application, option
 from d2pfed.cli.show import delta_as_given, out, print_json
-from d2pfed.errors import BudgetExceeded, ConfigError, needs_extra
+from d2pfed.errors import BudgetExceeded, ConfigError
 from d2pfed.fields import PRIVACY
 from d2pfed.ledger import Budget, ChargedRun, Ledger, RowKind, read_budget, read_rows, verify
 from d2pfed.ledger.budget import decode_body
@@ -32,8 +32,7 @@ def show(
     file = _file(path)
     rows, budget = read_rows(file), read_budget(file)
     if plot is not None:
-        with needs_extra("train", *TRAIN_PACKAGES):
-            from d2pfed.runs.report.plots import Ink, Line, Plot, draw  # noqa: PLC0415 - matplotlib is an extra
+        from d2pfed.runs.report.plots import Ink, Line, Plot, draw  # noqa: PLC0415 - slow to load
 
         charged = tuple(row.epsilon for row in rows if row.kind is RowKind.BEGIN)
         if not charged or plot.suffix not in (".png", ".svg"):
@@ -115,8 +114,7 @@ def create(
     ] = None,
 ) -> None:
     """Make a ledger for all runs over one population, tuning runs included."""
-    with needs_extra("train", *TRAIN_PACKAGES):
-        from d2pfed.runs.json_files import read_text  # noqa: PLC0415 - slow to load
+    from d2pfed.runs.json_files import read_text  # noqa: PLC0415 - slow to load
 
     declared = tuple(run_plan(decode_plan(read_text(file))) for file in declare or ())
     budget = Budget(epsilon, delta, observer_named(against), max_participations, declared)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from d2pfed.simulation import Dropouts
 
-TRAIN_PACKAGES = ("torch", "sklearn", "safetensors", "matplotlib", "jinja2", "mlxtend")  # of the extra `train`
 # The fields of a privacy target in which the commands' default differs from the class's own.
 TARGET_DEFAULTS = {
     name: getattr(DEFAULT_TARGET, name)

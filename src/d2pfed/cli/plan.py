@@ -16,34 +16,26 @@ from d2pfed.accounting import (
     round_up,
 )
 from d2pfed.api.complete_target import MAIN_JOB, split_population
-from d2pfed.cli.options import (
-    TARGET_DEFAULTS,
-    AsJson,
-    FieldOptions,
-    SectionedCommand,
-    application,
-    option,
-    with_fields,
-)
+from d2pfed.cli import options
 from d2pfed.cli.show import delta_as_given, epsilons, err, headline, out, print_json
 from d2pfed.errors import ConfigError
-from d2pfed.fields import PRIVACY, convert
-from d2pfed.plan import Plan, PlanSummary, PrivacyTarget, calibrate, describe, record_terms
-from d2pfed.plan.bounds import MOST_POPULATION, MOST_ROUNDS, check_range
+from d2pfed.fields import PRIVACY, check_range, convert
+from d2pfed.plan import PrivacyTarget, calibrate, describe, record_terms
+from d2pfed.plan.bounds import MOST_POPULATION, MOST_ROUNDS
 from d2pfed.plan.policy import default_refusal
 
-plan_app, account_app = application(), application()
+plan_app, account_app = options.application(), options.application()
 
 DEFAULT_JOB = {"population": 100_000, "cohort_size": 1000, "rounds": 50, "dimension": 19_354}  # of `d2pfed train`
-FIELDS = FieldOptions(
+FIELDS = options.FieldOptions(
     kind=PrivacyTarget,
-    defaults=TARGET_DEFAULTS | DEFAULT_JOB | {"cohort_size": None, "rounds": None},
+    defaults=options.TARGET_DEFAULTS | DEFAULT_JOB | {"cohort_size": None, "rounds": None},
     unset={
         "cohort_size": "1,000 of 100,000 clients, else what the population allows",
         "rounds": "50 for 100,000 clients, else what the population allows",
     },
 )
-SETTING = FieldOptions(
+SETTING = options.FieldOptions(
     kind=PrivacyTarget,
     only=("population", "cohort_size", "rounds", "delta", "sampling", "adjacency", "dimension"),
     defaults={
@@ -59,19 +51,19 @@ MOST_DIMENSION, MOST_TRIALS, MOST_LEVELS = 1 << 31, 1 << 53, 1 << 31
 LEAST_MULTIPLIER, MOST_MULTIPLIER = 1e-3, 1e6
 
 
-@plan_app.command(cls=SectionedCommand)
-@with_fields(FIELDS)
-def plan(wanted: dict[str, Any], *, json: AsJson = False) -> None:
+@plan_app.command(cls=options.SectionedCommand)
+@options.with_fields(FIELDS)
+def plan(wanted: dict[str, Any], *, json: options.AsJson = False) -> None:
     """Show what a privacy target requires: noise, bits, bytes, error, and an epsilon for each observer."""
     if wanted["unit"] == Unit.RECORD:
         wanted["cohort_size"] = wanted["population"]  # every silo is asked
-        if wanted["sampling"] == TARGET_DEFAULTS["sampling"]:
+        if wanted["sampling"] == options.TARGET_DEFAULTS["sampling"]:
             wanted["sampling"] = Sampling.NONE
     missing = [name for name in ("cohort_size", "rounds") if wanted[name] is None]
     is_default_job = len(missing) == 2 and all(
         wanted[name] == DEFAULT_JOB[name] for name in ("population", "dimension")
     )
-    if is_default_job and wanted["compression"] == TARGET_DEFAULTS["compression"]:
+    if is_default_job and wanted["compression"] == options.TARGET_DEFAULTS["compression"]:
         wanted["compression"] = MAIN_JOB["compression"]
     own = wanted["population"] != DEFAULT_JOB["population"] and len(missing) == 2
     if own and wanted["sampling"] == Sampling.ONCE:  # chosen as in `train`
@@ -95,14 +87,6 @@ def plan(wanted: dict[str, Any], *, json: AsJson = False) -> None:
         kept = {"guarantees": summary.guarantees, "against": summary.against}
         print_json(asdict(summary) | kept | sent | spent | {"options": target})
         return
-    _print(summary, agreed)
-    for warning in (*summary.warnings, *filter(None, [default_refusal(target, agreed)])):
-        out().print(f"Warning: {warning}")
-    for term in record_terms(agreed):
-        out().print(term)
-
-
-def _print(summary: PlanSummary, plan: Plan) -> None:
     from rich.table import Table  # noqa: PLC0415 - slow to load, and JSON needs no table
 
     # What is sent and received is all messages of an attempt in which nobody drops out.
@@ -120,7 +104,7 @@ def _print(summary: PlanSummary, plan: Plan) -> None:
         ("noise on the sum (sigma)", f"{summary.sigma:.5g}"),
         ("noise multiplier", f"{summary.noise_multiplier:.4f}"),
         ("bits per coordinate", f"{summary.bits}"),
-        ("vector per client per round", f"{summary.upload_bytes:,} bytes for {plan.dimension:,} parameters"),
+        ("vector per client per round", f"{summary.upload_bytes:,} bytes for {agreed.dimension:,} parameters"),
         *traffic,
         ("chance that a sum wraps", f"at most {round_up(summary.wrap_probability, 2)} per round"),
         ("error against a trusted server", f"{100 * (summary.relative_error - 1):+.2f} %"),
@@ -144,6 +128,10 @@ def _print(summary: PlanSummary, plan: Plan) -> None:
     ):
         out().print(reason)
     out().print(epsilons(summary.guarantees))
+    for warning in (*summary.warnings, *filter(None, [default_refusal(target, agreed)])):
+        out().print(f"Warning: {warning}")
+    for term in record_terms(agreed):
+        out().print(term)
 
 
 class Name(StrEnum):
@@ -156,23 +144,25 @@ class Name(StrEnum):
     BINOMIAL = "binomial"
 
 
-@account_app.command(cls=SectionedCommand)
-@with_fields(SETTING)
+@account_app.command(cls=options.SectionedCommand)
+@options.with_fields(SETTING)
 def account(
     setting: dict[str, Any],
     *,
     noise_multiplier: Annotated[
-        float | None, option("Sigma over the sensitivity of the stated adjacency.", PRIVACY)
+        float | None, options.option("Sigma over the sensitivity of the stated adjacency.", PRIVACY)
     ] = None,
     accountant: Annotated[
-        Name, option("wbk-mironov is the paper's; binomial is cpSGD's. Default: pld.", PRIVACY)
+        Name, options.option("wbk-mironov is the paper's; binomial is cpSGD's. Default: pld.", PRIVACY)
     ] = Name.PLD,
-    trials: Annotated[int | None, option("binomial: number of fair coins in the whole sum.", PRIVACY)] = None,
-    levels: Annotated[int | None, option("binomial: number of quantisation levels.", PRIVACY)] = None,
+    trials: Annotated[
+        int | None, options.option("binomial: number of fair coins in the whole sum.", PRIVACY)
+    ] = None,
+    levels: Annotated[int | None, options.option("binomial: number of quantisation levels.", PRIVACY)] = None,
     delta_per_round: Annotated[
-        float, option("binomial: failure probability of one round. Default: 1e-06.", PRIVACY)
+        float, options.option("binomial: failure probability of one round. Default: 1e-06.", PRIVACY)
     ] = 1e-6,
-    json: AsJson = False,
+    json: options.AsJson = False,
 ) -> None:
     """Show the epsilon that given noise, sampling and rounds amount to."""
     setting = convert(PrivacyTarget, setting | {"adjacency": setting["adjacency"] or Adjacency.REPLACE_ONE})

@@ -3,14 +3,16 @@
 import sys
 from pathlib import Path
 from signal import SIGINT
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from d2pfed.accounting import Sampling, Unit
+from d2pfed.api import EarlyStop, FitResult, RunOptions, Training, fit
+from d2pfed.api.progress import Watcher
+from d2pfed.api.workload import MAIN_TASK, made_by
 from d2pfed.cli.options import (
     TARGET_DEFAULTS,
-    TRAIN_PACKAGES,
     AsJson,
     Config,
     FieldOptions,
@@ -21,19 +23,11 @@ from d2pfed.cli.options import (
     with_fields,
 )
 from d2pfed.cli.show import epsilons, headline, out, plain, print_json
-from d2pfed.errors import BudgetExceeded, ConfigError, needs_extra
+from d2pfed.errors import BudgetExceeded, ConfigError
 from d2pfed.fields import DATA, PRIVACY, TRAINING
+from d2pfed.learning import LocalTraining, use_one_thread
 from d2pfed.plan import PrivacyTarget
 from d2pfed.training import ServerOptimizer
-
-with needs_extra("train", *TRAIN_PACKAGES):
-    from d2pfed.api import EarlyStop, RunOptions, Training, fit
-    from d2pfed.api.progress import Watcher
-    from d2pfed.api.workload import MAIN_TASK, made_by
-    from d2pfed.learning import LocalTraining, use_one_thread
-
-if TYPE_CHECKING:
-    from d2pfed.api import FitResult
 
 app = application()
 
@@ -173,7 +167,7 @@ def train(  # noqa: PLR0917 - one dictionary for each settings class
         sys.exit(EXHAUSTED if result.summary.end.value == "exhausted" else 128 + (watcher.caught or SIGINT))
 
 
-def _print(result: "FitResult") -> None:
+def _print(result: FitResult) -> None:
     console, summary, plan = out(), result.summary, result.plan_summary
     match summary.end.value:
         case "interrupted":

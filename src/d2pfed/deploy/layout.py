@@ -107,10 +107,7 @@ class Layout:
     @staticmethod
     def decode(text: str) -> "Layout":
         """Return the layout that has exactly this canonical text."""
-        layout = canonical.decode(text, _LAYOUT_TYPES, most=_MOST_CHARACTERS)
-        if not isinstance(layout, Layout):
-            raise PeerError("a layout was expected")
-        return layout
+        return canonical.decode(text, _LAYOUT_TYPES, Layout, most=_MOST_CHARACTERS)
 
     def encode(self) -> str:
         """Return the canonical text."""

@@ -21,7 +21,7 @@ MAX_FRAME_BYTES = 1 << 31
 MAX_DRAWS = 1 << 20
 MAX_ATTEMPT_SECONDS = 7 * 86_400.0  # no client keeps the secrets of an attempt for longer
 
-PLAN_VERSION = 2  # of a plan's canonical text, of an announcement and its answer
+PLAN_VERSION = 3  # of a plan's canonical text, of announcements and answers, of the records that carry requests
 
 HAS_KEYS, HAS_NO_KEYS = b"\x01", b"\x00"  # answers to a request for presence
 MISSING = b""  # the answer of a client that lacks the blob that a request refers to
@@ -195,14 +195,20 @@ class ExchangeRequest:
 
     def encode(self, blob: Blob | None = None, *, is_known: bool = False, is_beside: bool = False) -> bytes:
         """Return the bytes of the request, without a blob that `is_known`; times are in whole milliseconds."""
+        return b"".join(self.split(blob, is_known=is_known, is_beside=is_beside))
+
+    def split(
+        self, blob: Blob | None = None, *, is_known: bool = False, is_beside: bool = False
+    ) -> tuple[bytes, bytes]:
+        """Return the bytes of the request in two parts; the second is the blob, if it is sent."""
         times = (round(seconds * 1000) for seconds in (self.seconds, self.attempt_seconds))
         packed = b"".join(pack_integer(time, _TIME_BYTES) for time in times)
         if blob is None or not (is_beside or self.frame.endswith(blob.data)):
-            return packed + bytes([_INLINE]) + self.frame
+            return packed + bytes([_INLINE]) + self.frame, b""
         head = self.frame if is_beside else self.frame[: len(self.frame) - len(blob.data)]
         where = bytes([(_REFERRED if is_known else _ATTACHED) + (_BESIDE if is_beside else 0)])
         size = pack_integer(len(blob.data), _ID_BYTES)
-        return b"".join((packed, where, blob.digest, size, head, b"" if is_known else blob.data))
+        return b"".join((packed, where, blob.digest, size, head)), b"" if is_known else blob.data
 
     @staticmethod
     def decode(data: bytes, blobs: Blobs | None = None) -> "ExchangeRequest":

@@ -392,9 +392,7 @@ class ClientExchange:
         is_known = blob is not None and self._held.get(node) == blob.digest
         is_beside = kind is MessageKind.LATTICE_REQUEST
         request = ExchangeRequest(frame, seconds, self.deadlines.attempt)
-        data = request.encode(blob, is_known=is_known, is_beside=is_beside)
-        end = blob.data if blob is not None and not is_known and data.endswith(blob.data) else b""
-        data = data[: len(data) - len(end)]
+        data, end = request.split(blob, is_known=is_known, is_beside=is_beside)
         sent = self.transport.send(RequestKind.EXCHANGE, data, node, kind.name, seconds, blob=end)
         if sent is None:
             return {}

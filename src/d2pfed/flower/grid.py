@@ -1,11 +1,13 @@
 """Flower's grid as an engine that carries requests, and requests, answers and models as Flower's records."""
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError
 
 from d2pfed.deploy.layout import NamedArrays
 from d2pfed.deploy.requests import RequestKind
@@ -15,14 +17,16 @@ from d2pfed.errors import PeerError
 # Makes a message out of content, the node it is for, a group and its seconds to live.
 MessageFactory = Callable[[RecordDict, int, str, float], Message]
 
+_log = logging.getLogger("d2pfed.deploy")
+
 MESSAGE_TYPE = "train"  # all requests: Flower hands them to the mods of the client's training function
 EVALUATION_TYPE = "evaluate"  # all requests of an evaluation: to the mods of its evaluation function
 
 _FIELD = "data"
-_BLOB = (
-    "blob"  # the record of a long end, in Flower's chunks; its SuperLink stores one for all requests that have it
-)
+_BLOB = "blob"  # the record of a long end, in chunks of Flower's; a SuperLink stores one for all requests
 _LONG = 1 << 16  # bytes
+# What Flower raises for an answer whose records or chunks do not fit together: after it has taken the answer.
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, DecodeError)
 
 
 def make_message(content: RecordDict, node: int, group: str, seconds: float) -> Message:
@@ -55,8 +59,16 @@ class GridEngine:
         return sent[0] if sent and sent[0] else None
 
     def pull(self, requests: Collection[str]) -> Iterator[Answer]:
-        """Return the answers to these requests that are there."""
-        for reply in self.grid.pull_messages(list(requests)):
+        """Return the answers to these requests that are there; none if Flower cannot read one of them.
+
+        Those that came with it are lost, and their clients have dropped out: a client cannot end the server.
+        """
+        try:
+            replies = list(self.grid.pull_messages(list(requests)))
+        except _UNREADABLE as error:
+            _log.warning("Flower cannot read an answer, and has lost those that came with it: %r", error)
+            return
+        for reply in replies:
             request, node = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
             if reply.has_error():
                 yield Answer(request, node, refused=("refused or failed", str(reply.error.reason)))
@@ -68,8 +80,11 @@ class GridEngine:
 
 
 def to_record(kind: RequestKind, data: bytes, blob: bytes = b"") -> RecordDict:
-    """Return the content of a message, `data` and then `blob`: one field, and a record of its own for a long end."""
-    if not blob and len(data) >= _LONG:
+    """Return the content of a message, `data` and then `blob`: one field, and a record of its own for a long end.
+
+    An announcement is one field of any length, as in every version: the other side must read its versions.
+    """
+    if not blob and len(data) >= _LONG and kind is not RequestKind.ANNOUNCEMENT:
         data, blob = b"", data
     if len(blob) < _LONG:
         return RecordDict({kind.value: ConfigRecord({_FIELD: data + blob})})

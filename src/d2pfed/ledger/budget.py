@@ -1,6 +1,5 @@
 """What may be spent, and what a run is charged: wholly, when it begins."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
@@ -11,7 +10,7 @@ from d2pfed.accounting.events import Adjacency, BatchSampling, CohortSampling, S
 from d2pfed.accounting.filters import Filter, FilterDecision, PlanCost
 from d2pfed.accounting.laws import LAWS, ContinuousGaussian
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
-from d2pfed.fields import check_fields
+from d2pfed.fields import check_between, check_fields, check_positive
 from d2pfed.numerics import canonical
 
 Value = TypeVar("Value")
@@ -91,10 +90,8 @@ class Budget:
         if isinstance(named, str):
             object.__setattr__(self, "observer", observer_named(named))
         check_fields(self)
-        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
-            raise ConfigError(f"a budget's epsilon must be positive and finite, got {self.epsilon}")
-        if not 0 <= self.delta < 1:
-            raise ConfigError(f"a budget's delta must be in [0, 1), got {self.delta}")
+        check_positive("a budget's epsilon", self.epsilon)
+        check_between("a budget's delta", self.delta, 0, 1, "[)")
         if not 1 <= self.max_participations <= LARGEST:
             raise ConfigError(f"a budget's max_participations must be in [1, 2^63), got {self.max_participations}")
         for plan in self.declared:
@@ -180,9 +177,6 @@ def decode_body(text: str, kind: type[Value]) -> Value:
     """Return the `Budget` or `ChargedRun` that has exactly this text."""
     name = "budget" if kind is Budget else "charged run"
     try:
-        value = canonical.decode(text, _TYPES)
+        return canonical.decode(text, _TYPES, kind)
     except ConfigError as error:
         raise LedgerError(f"not the text of a {name}, or of another version: {error}") from error
-    if not isinstance(value, kind):
-        raise LedgerError(f"not the text of a {name}: it is that of {value!r}")
-    return value

@@ -195,8 +195,8 @@ def decode_release(text: str) -> Release:
 
 def _decode_whole(text: str) -> Release:
     try:
-        recorded = canonical.decode(text, _TYPES)
-        if not isinstance(recorded, Recorded) or recorded.version != VERSION:
+        recorded = canonical.decode(text, _TYPES, Recorded)
+        if recorded.version != VERSION:
             raise LedgerError(f"not the text of a release of version {VERSION}")
         release = replace(recorded.release, participants=_unpack(recorded.participants))
     except (ConfigError, ValueError, binascii.Error) as error:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.fields import Choice
+from d2pfed.fields import Choice, check_between, check_positive
 from d2pfed.noise.codec import FloatVector, moderate
 
 
@@ -61,12 +61,9 @@ class AdaptiveClip:
     most: float  # the clip never rises above it
 
     def __post_init__(self) -> None:
-        if not 0 < self.beta <= 1:
-            raise ConfigError(f"beta must be in (0, 1], got {self.beta}")
-        if not 0 < self.quantile < 1:
-            raise ConfigError(f"quantile must be in (0, 1), got {self.quantile}")
-        if not 0 < self.rate <= 1:
-            raise ConfigError(f"rate must be in (0, 1], got {self.rate}")
+        check_between("beta", self.beta, 0, 1, "(]")
+        check_between("quantile", self.quantile, 0, 1)
+        check_between("rate", self.rate, 0, 1, "(]")
         if not 0 < self.least <= self.initial <= self.most < math.inf:
             raise ConfigError(
                 f"the clip must have 0 < least <= initial <= most < infinity, "
@@ -146,12 +143,9 @@ class Weighting:
     share: float  # b, the part of the radius that a weight at the cap takes
 
     def __post_init__(self) -> None:
-        for name in ("cap", "clip"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"a weighting's {name} must be positive and finite, got {value}")
-        if not 0 < self.share < 1:
-            raise ConfigError(f"a weighting's share must be in (0, 1), got {self.share}")
+        check_positive("a weighting's cap", self.cap)
+        check_positive("a weighting's clip", self.clip)
+        check_between("a weighting's share", self.share, 0, 1)
 
     @staticmethod
     def balanced(cap: float, clip: float, dimension: int) -> "Weighting":

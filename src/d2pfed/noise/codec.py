@@ -8,7 +8,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from d2pfed.errors import ConfigError, shown
+from d2pfed.errors import ConfigError
+from d2pfed.fields import check_between, check_positive, check_range
 from d2pfed.numerics.compiled import compiled
 from d2pfed.numerics.randomness import Stream
 from d2pfed.numerics.ring import IntVector
@@ -64,16 +65,13 @@ class Codec:
     box: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("clip", "granularity"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{name} must be positive and finite, got {value}")
+        check_positive("clip", self.clip)
+        check_positive("granularity", self.granularity)
         if self.box is not None and not self.granularity <= self.box < math.inf:
             raise ConfigError(
                 f"box must be finite and at least the granularity {self.granularity}, got {self.box}"
             )
-        if not 0 <= self.fraction_bits <= 16:
-            raise ConfigError(f"fraction_bits must be in [0, 16], got {shown(self.fraction_bits)}")
+        check_range("fraction_bits", self.fraction_bits, 0, 16)
         if not 1 <= self.grid_radius <= _LARGEST_RADIUS:
             raise ConfigError(
                 f"clip / granularity must give 1 to 2^24 grid units of 2^-{self.fraction_bits} steps, "
@@ -338,8 +336,7 @@ def stochastic_round(centers: Centers, stream: Stream) -> IntVector:
 
 def rounded_square(radius: Fraction, length: int, beta: float) -> int:
     """Return the squared norm that conditional rounding keeps to, in steps: Kairouz, Liu and Steinke 2021, eq. 3."""
-    if not 0 < beta < 1:
-        raise ConfigError(f"beta must be in (0, 1), got {beta}")
+    check_between("beta", beta, 0, 1)
     c, root = float(radius), math.sqrt(length)
     likely = c**2 + length / 4 + math.sqrt(2 * math.log(1 / beta)) * (c + root / 2)
     return math.ceil(min((c + root) ** 2, likely))

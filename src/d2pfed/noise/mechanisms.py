@@ -12,7 +12,7 @@ from typing import Self
 
 from d2pfed.accounting.laws import BinomialSum, DiscreteGaussianSum, Noise, SkellamSum, l1_radius
 from d2pfed.errors import ConfigError, shown
-from d2pfed.fields import Choice
+from d2pfed.fields import Choice, check_between
 from d2pfed.noise.codec import Centers, Codec, conditional_round, rounded_radius
 from d2pfed.noise.cumulative import (
     BinomialDistribution,
@@ -84,8 +84,7 @@ class Rounded:
     beta: float = math.exp(-0.5)  # the choice of Kairouz, Liu and Steinke
 
     def __post_init__(self) -> None:
-        if not 0 < self.beta < 1:
-            raise ConfigError(f"beta must be in (0, 1), got {self.beta}")
+        check_between("beta", self.beta, 0, 1)
 
     def encode(self, centers: Centers, entropy: Entropy) -> IntVector:
         """Return the client's rounded vector."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from d2pfed.errors import ConfigError
+from d2pfed.fields import check_range
 from d2pfed.noise.cumulative import Distribution, GaussianDistribution
 from d2pfed.numerics.randomness import Stream
 from d2pfed.numerics.ring import IntVector
@@ -63,8 +64,7 @@ def _table(wanted: Distribution | CenteredDiscreteGaussian) -> "LookupTable":
         bits, variance = wanted.fraction_bits, wanted.sigma * wanted.sigma
     else:
         bits, variance = 0, wanted.variance
-    if not 0 <= bits <= 16:
-        raise ConfigError(f"fraction_bits must be in [0, 16], got {bits}")
+    check_range("fraction_bits", bits, 0, 16)
     rows = 1 << bits
     if not 0 < variance * rows * rows <= MAX_TABLE_SIGMA**2:
         raise ConfigError(

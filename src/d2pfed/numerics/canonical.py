@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cache
 from reprlib import repr as shortened
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from d2pfed.errors import ConfigError
 
@@ -19,14 +19,22 @@ _TOO_LONG = 10**MOST_DIGITS
 OMITTED_IF_DEFAULT = {"canonical": "omitted if default"}  # metadata of a field that older texts do not have
 _FLOAT_CHARACTERS = 32  # of a float in hexadecimal, which has at most 24
 
+Value = TypeVar("Value")
+
 
 def encode(value: object) -> str:
     """Return the one JSON text of a value built of frozen dataclasses, enums, numbers, strings and tuples."""
     return json.dumps(_to_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
-def decode(text: str, types: Mapping[str, type], *, most: int = MOST_CHARACTERS) -> Any:  # noqa: ANN401 - the caller knows which type it asked for
-    """Rebuild a value from its text, out of the named types only; refuse any text but the canonical one.
+def decode(
+    text: str,
+    types: Mapping[str, type],
+    kind: type[Value] = object,  # type: ignore[assignment]  # any
+    *,
+    most: int = MOST_CHARACTERS,
+) -> Value:
+    """Rebuild a value of a kind from its text, out of the named types only; refuse any text but the canonical one.
 
     The text may come from anyone: its length (`most` characters), its depth and the digits of its numbers are bounded
     before anything is computed from them. Checked: test_canonical.py::test_no_text_makes_decoding_work_hard.
@@ -41,6 +49,8 @@ def decode(text: str, types: Mapping[str, type], *, most: int = MOST_CHARACTERS)
         raise ConfigError(f"not the canonical text of a value: {type(error).__name__}: {told}") from error
     if again != text:
         raise ConfigError("not the canonical text of a value: it would be written differently")
+    if not isinstance(value, kind):
+        raise ConfigError(f"the text of a {kind.__name__} was expected, got that of a {type(value).__name__}")
     return value
 
 

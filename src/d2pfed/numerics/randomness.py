@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
+from d2pfed.fields import check_range
 
 KEY_BYTES = 32
 HEAD_BYTES = 32  # of a client's log: each row's head is the hash of the row and of the head before it
@@ -155,8 +156,7 @@ class Stream:
 
     def subset(self, population: int, size: int) -> NDArray[np.int64]:
         """Return a uniform subset of range(population) of the given size, sorted (Floyd's algorithm)."""
-        if not 0 <= size <= population:
-            raise ConfigError(f"a subset's size must be in [0, {population}], got {size}")
+        check_range("a subset's size", size, 0, population)
         chosen: set[int] = set()
         for last in range(population - size, population):
             draw = self.below(last + 1)

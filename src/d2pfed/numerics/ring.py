@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from d2pfed.errors import ConfigError, PeerError, shown
+from d2pfed.errors import PeerError
+from d2pfed.fields import check_range
 from d2pfed.numerics.compiled import compiled
 from d2pfed.numerics.randomness import Stream
 
@@ -32,8 +33,7 @@ class Ring:
     bits: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bits <= MAX_BITS:
-            raise ConfigError(f"a ring's bits must be in [1, {MAX_BITS}], got {shown(self.bits)}")
+        check_range("a ring's bits", self.bits, 1, MAX_BITS)
 
     @property
     def modulus(self) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError, shown
+from d2pfed.fields import check_range
 from d2pfed.numerics.compiled import compiled
 from d2pfed.numerics.randomness import KEY_BYTES, Stream
 
@@ -37,7 +38,7 @@ class Hadamard:
     dimension: int
 
     def __post_init__(self) -> None:
-        _require_dimension(self.dimension)
+        check_range("a rotation's dimension", self.dimension, 1, MAX_DIMENSION)
 
     @property
     def padded(self) -> int:
@@ -75,7 +76,7 @@ class RandomPhase:
     dimension: int
 
     def __post_init__(self) -> None:
-        _require_dimension(self.dimension)
+        check_range("a rotation's dimension", self.dimension, 1, MAX_DIMENSION)
 
     @property
     def padded(self) -> int:
@@ -124,7 +125,7 @@ class Fold:
     kept: int = 0
 
     def __post_init__(self) -> None:
-        _require_dimension(self.dimension)
+        check_range("a rotation's dimension", self.dimension, 1, MAX_DIMENSION)
         if not (2 <= self.length < self.dimension and self.length & (self.length - 1) == 0):
             raise ConfigError(
                 f"a fold's length must be a power of two in [2, {self.dimension - 1}], got {shown(self.length)}"
@@ -364,11 +365,6 @@ def seeded_bits(seed: bytes, bits: int) -> NDArray[np.uint8]:
     expanded = np.empty((bits + 7) // 8, np.uint8)
     Stream(seed).fill(expanded)
     return expanded
-
-
-def _require_dimension(dimension: int) -> None:
-    if not 1 <= dimension <= MAX_DIMENSION:
-        raise ConfigError(f"a rotation's dimension must be in [1, {MAX_DIMENSION}], got {shown(dimension)}")
 
 
 def _require_length(vector: Floats, length: int) -> None:

@@ -8,7 +8,7 @@ import re
 from fractions import Fraction
 
 from d2pfed.accounting import CohortSampling, Sampling
-from d2pfed.errors import ConfigError, shown
+from d2pfed.errors import ConfigError
 from d2pfed.secagg.lattice import parameters as lattice
 from d2pfed.secagg.trust import colluders_in_cohort
 
@@ -22,18 +22,6 @@ LEAST_DELTA = 1e-50  # smaller ones are beyond what the accountants resolve, and
 VERIFIED_DEPTH = 12  # of a roster's tree of draws
 VERIFIED_DRAWS = 4 << VERIFIED_DEPTH  # cohorts that a server can choose among: those of four rosters
 LONGEST_NAME = 100  # of a run, an evaluation, a plot: each becomes the name of a file or a directory
-
-
-def check_range(name: str, value: int, least: int, most: int) -> None:
-    """Refuse a whole number outside of its range."""
-    if not least <= value <= most:
-        raise ConfigError(f"{name} must be in [{least}, {most}], got {shown(value)}")
-
-
-def check_longest_mean(value: float) -> None:
-    """Refuse a bound on the mean's length that is no positive part of the clip."""
-    if not 0 < value <= 1:
-        raise ConfigError(f"longest_mean must be in (0, 1], got {value}")
 
 
 def is_plain(name: str) -> bool:

@@ -18,25 +18,16 @@ from d2pfed.accounting import (
     upper_bound,
 )
 from d2pfed.errors import ConfigError
-from d2pfed.fields import check_arguments
+from d2pfed.fields import check_arguments, check_range
 from d2pfed.noise.clipping import AdaptiveClip, Weighting
-from d2pfed.noise.codec import Codec
-from d2pfed.noise.mechanisms import Centered, DDGauss, Mechanism, MechanismName, Protocol
+from d2pfed.noise.mechanisms import Centered, DDGauss, MechanismName, Protocol
 from d2pfed.numerics.ring import MAX_BITS, Ring
 from d2pfed.numerics.rotation import Fold
 from d2pfed.plan import widths
-from d2pfed.plan.bounds import MOST_ROUNDS, MOST_SIGNED, check_range, cohorts_to_choose, colluding_clients
+from d2pfed.plan.bounds import MOST_ROUNDS, MOST_SIGNED, cohorts_to_choose, colluding_clients
 from d2pfed.plan.plan import Plan, run_guarantee
 from d2pfed.plan.target import PrivacyTarget, ProtocolChoice, RotationName
-from d2pfed.secagg.lattice.parameters import (
-    LEAST_COHORT,
-    LEAST_SECRET,
-    MOST_BITS,
-    MOST_DIMENSION,
-    Committee,
-    choose_committee,
-    secret_length,
-)
+from d2pfed.secagg.lattice import parameters as lattice
 from d2pfed.secagg.pairwise.session import MOST_COHORT as MOST_PAIRS
 from d2pfed.secagg.pairwise.session import least_threshold
 from d2pfed.secagg.trust import Consistency
@@ -98,16 +89,13 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None, *, count_f
 
 
 def _widened(target: PrivacyTarget, part: AdaptiveClip | Weighting | None, *, count_failures: bool) -> Plan:
-    """Return the plan of vectors with one or two more coordinates, and the radius that bounds all of them.
-
-    Where they would double a Hadamard transform, as beside a power of two, the phase rotation takes its place;
-    elsewhere they take coordinates that were padding. A fold keeps them apart. Weights and failures all have one sign,
-    so that the mean of vectors that have them is long.
-    """
+    """Return the plan of vectors with one or two more coordinates, and the radius that bounds all of them."""
     extra = (part is not None) + count_failures
+    # Where they would double a Hadamard transform, the phase rotation takes its place; a fold keeps them apart.
     is_full = (target.dimension + extra - 1).bit_length() > (target.dimension - 1).bit_length()
     rotation = RotationName.PHASE if is_full else target.rotation
     radius = target.fixed_clip if part is None else part.radius if isinstance(part, AdaptiveClip) else 1.0
+    # Weights and failures all have one sign, so that the mean of vectors that have them is long.
     longest = target.longest_mean if isinstance(part, AdaptiveClip) and not count_failures else 1.0
     wider = replace(
         target, dimension=target.dimension + extra, clip=radius, rotation=rotation, longest_mean=longest
@@ -184,9 +172,18 @@ class _Draft:
 
     def plan(self, multiplier: float) -> Plan:
         """Return the member with this noise, in the target's ring or the least that holds its sums."""
-        target = self.target
+        target, cohort = self.target, self.target.cohort_size
         codec, mechanism = widths.parts_of(target, self.steps, multiplier, self.contributors)
-        ring = self._ring(codec, mechanism)
+        width, most = widths.noise_width(codec, mechanism)
+        if width > most:
+            raise widths.too_wide(target, most, width)
+        most = lattice.MOST_BITS if self.protocol is Protocol.LATTICE else MAX_BITS
+        bits = next((n for n in range(1, most + 1) if widths.holds(target, codec, mechanism, Ring(n))), None)
+        if bits is None:
+            raise ConfigError(f"a sum over {cohort} clients needs more than {most} bits per coordinate")
+        if target.bits is not None and target.bits < bits:
+            raise ConfigError(f"bits must be at least {bits} for this noise and cohort, got {target.bits}")
+        ring = Ring(target.bits or bits)
         plan = partial(
             Plan,
             unit=target.unit,
@@ -211,25 +208,12 @@ class _Draft:
             download_bits=target.download_bits,
         )
         if self.protocol is Protocol.LATTICE and isinstance(mechanism, Centered | DDGauss):
-            secret = secret_length(ring.bits, mechanism.sigma)
+            secret = lattice.secret_length(ring.bits, mechanism.sigma)
             committee = committee_of(target, secret)
             return plan(threshold=committee.openers, committee=committee, secret=secret)
         is_standing = self.protocol is Protocol.STANDING and target.unit is Unit.CLIENT
-        threshold = least_threshold(target.cohort_size, target.cohort_colluders)
+        threshold = least_threshold(cohort, target.cohort_colluders)
         return plan(threshold=threshold, has_standing_keys=is_standing)
-
-    def _ring(self, codec: Codec, mechanism: Mechanism) -> Ring:
-        target = self.target
-        width, most = widths.noise_width(codec, mechanism)
-        if width > most:
-            raise widths.too_wide(target.epsilon, target.against, most, width)
-        cohort, most_bits = target.cohort_size, MOST_BITS if self.protocol is Protocol.LATTICE else MAX_BITS
-        bits = next((n for n in range(1, most_bits + 1) if widths.holds(target, codec, mechanism, Ring(n))), None)
-        if bits is None:
-            raise ConfigError(f"a sum over {cohort} clients needs more than {most_bits} bits per coordinate")
-        if target.bits is not None and target.bits < bits:
-            raise ConfigError(f"bits must be at least {bits} for this noise and cohort, got {target.bits}")
-        return Ring(target.bits or bits)
 
 
 def _account(target: PrivacyTarget, noise: Noise, *, exact: bool = False) -> Guarantee:
@@ -252,11 +236,7 @@ def _account(target: PrivacyTarget, noise: Noise, *, exact: bool = False) -> Gua
 
 
 def _least_multiplier(target: PrivacyTarget, epsilon_at: Callable[[float], float], start: float) -> float:
-    """Return a multiplier that keeps the target's epsilon, while one smaller by the precision does not.
-
-    `epsilon_at` falls. Where it is smooth, a line through the ends in logarithms leads close to the root, and two
-    probes around that guess close the bracket; where it is not, halving does.
-    """
+    """Return a multiplier that keeps the target's epsilon, while one smaller by the precision does not."""
     epsilon = target.epsilon
     wanted = f"epsilon {epsilon:g} at delta {target.effective_delta:g} against `{target.against}`"
     low = high = start
@@ -275,7 +255,7 @@ def _least_multiplier(target: PrivacyTarget, epsilon_at: Callable[[float], float
         above = epsilon_at(high)
     probes = 0
     while high > low * (1 + PRECISION):
-        # Just above the guess, just below it, and every third time in the middle.
+        # Just above and below a guess by a line through the ends in logarithms, and every third time in the middle.
         middle = math.sqrt(low * high)
         if probes % 3 != 2 and math.isfinite(below) and above > 0:
             share = math.log(below / epsilon) / math.log(below / above)
@@ -308,7 +288,7 @@ def protocol_of(target: PrivacyTarget) -> Protocol | None:
         return Protocol.STANDING
     is_signed = target.consistency is Consistency.SIGNED
     is_deployed = is_signed or target.against != RELEASED
-    if cohort > MOST_PAIRS or (is_deployed and cohort >= LEAST_COHORT):
+    if cohort > MOST_PAIRS or (is_deployed and cohort >= lattice.LEAST_COHORT):
         try:
             _require(target, Protocol.LATTICE)
         except ConfigError:
@@ -328,15 +308,15 @@ def _require(target: PrivacyTarget, protocol: Protocol) -> None:
     if protocol is Protocol.LATTICE:
         if target.unit is Unit.RECORD:
             raise ConfigError("the lattice protocol takes the unit client, got record")
-        check_range("bits", target.bits or 1, 1, MOST_BITS)
+        check_range("bits", target.bits or 1, 1, lattice.MOST_BITS)
         if target.bits is not None and target.mechanism is not MechanismName.CENTERED and not asked:
             raise ConfigError(
                 "given bits may make rounded noise too narrow for the lattice protocol: name it, or no bits"
             )
         sent = target.compression if isinstance(target.compression, int) else target.dimension
-        check_range("dimension", sent, 1, MOST_DIMENSION)
+        check_range("dimension", sent, 1, lattice.MOST_DIMENSION)
         check_range("quorum", target.quorum, target.cohort_colluders + 2, cohort)
-        committee_of(target, LEAST_SECRET)
+        committee_of(target, lattice.LEAST_SECRET)
         return
     _require_honest_majority(target)
     if protocol is Protocol.STANDING:
@@ -355,10 +335,10 @@ def _require(target: PrivacyTarget, protocol: Protocol) -> None:
         raise ConfigError(f"pair masks take cohorts of at most {MOST_PAIRS}, got {cohort}")
 
 
-def committee_of(target: PrivacyTarget, secret: int) -> Committee:
+def committee_of(target: PrivacyTarget, secret: int) -> lattice.Committee:
     """Return the least committee for a target's dropouts and colluders, over all draws."""
     sampling, cohort = target.cohort_sampling, target.cohort_size
-    return choose_committee(
+    return lattice.choose_committee(
         cohort,
         Fraction(cohort - target.quorum, cohort),
         secret,

@@ -119,6 +119,21 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
     why_bits = (
         f"The sum's noise is {math.sqrt(noise):.4g} lattice steps wide; {plan.ring.bits} bits hold it and {held}."
     )
+    warnings, everyone = [], plan.records or plan.sampling.population
+    if signal < WEAK:
+        expected = "little can be learned" if signal < HOPELESS else "expect much less than in the clear"
+        helpful = math.ceil(plan.divisor * WEAK / signal)
+        more = f"cohorts of about {helpful}" if plan.records is None else f"batches of about {helpful} records"
+        warnings.append(
+            f"{why_signal[:-1]}, so {expected}: {more} would bring it to "
+            f"{WEAK:g}; a smaller model or a greater epsilon helps too."
+        )
+    if plan.delta >= 1 / everyone:
+        kind = "population" if plan.records is None else "records"
+        warnings.append(
+            f"Delta {round_up(plan.delta, 6)} is not below 1 / {kind} = {1 / everyone:g}: "
+            f"publishing a random {plan.unit}'s data whole would satisfy it."
+        )
     traffic = traffic_of(plan)
     return PlanSummary(
         noise_multiplier=plan.noise_multiplier,
@@ -147,7 +162,7 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         why_bytes=_why_bytes(plan, traffic),
         why_protocol=_why_protocol(plan),
         why_colluders=_why_colluders(target, plan),
-        warnings=_warnings(plan, signal, why_signal),
+        warnings=tuple(warnings),
     )
 
 
@@ -289,26 +304,6 @@ def _why_colluders(target: PrivacyTarget, plan: Plan) -> str:
     if simulated:
         return f"{text}; a simulation verifies no draw."
     return f"{text}, the authority drew its nonce after the server's commitment, and issues few rosters."
-
-
-def _warnings(plan: Plan, signal: float, why_signal: str) -> tuple[str, ...]:
-    found = []
-    if signal < WEAK:
-        expected = "little can be learned" if signal < HOPELESS else "expect much less than in the clear"
-        helpful = math.ceil(plan.divisor * WEAK / signal)
-        more = f"cohorts of about {helpful}" if plan.records is None else f"batches of about {helpful} records"
-        found.append(
-            f"{why_signal[:-1]}, so {expected}: {more} would bring it to "
-            f"{WEAK:g}; a smaller model or a greater epsilon helps too."
-        )
-    everyone = plan.records or plan.sampling.population
-    if plan.delta >= 1 / everyone:
-        kind = "population" if plan.records is None else "records"
-        found.append(
-            f"Delta {round_up(plan.delta, 6)} is not below 1 / {kind} = {1 / everyone:g}: "
-            f"publishing a random {plan.unit}'s data whole would satisfy it."
-        )
-    return tuple(found)
 
 
 def record_terms(plan: Plan) -> tuple[str, ...]:

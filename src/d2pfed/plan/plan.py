@@ -25,7 +25,7 @@ from d2pfed.accounting import (
     colluding,
 )
 from d2pfed.errors import ConfigError
-from d2pfed.fields import check_arguments, check_fields
+from d2pfed.fields import check_arguments, check_between, check_fields, check_positive, check_range
 from d2pfed.noise.clipping import AdaptiveClip, Extra, Weighting
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import (
@@ -43,7 +43,7 @@ from d2pfed.numerics.randomness import digest
 from d2pfed.numerics.ring import Ring
 from d2pfed.numerics.rotation import Fold, Hadamard, RandomPhase
 from d2pfed.plan import bounds
-from d2pfed.plan.bounds import check_range, require_honest_majority
+from d2pfed.plan.bounds import require_honest_majority
 from d2pfed.plan.widths import summed_vectors, wrap_energy, wrap_probability
 from d2pfed.secagg.lattice.parameters import (
     MOST_DIMENSION,
@@ -132,12 +132,10 @@ class Plan:
         check_range("quorum", self.quorum, 1, cohort)
         check_range("colluders", self.colluders, 0, self.quorum - 1)
         check_range("threshold", self.threshold, 1, cohort)
-        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
-            raise ConfigError(f"epsilon must be positive and finite, got {self.epsilon}")
-        if not bounds.LEAST_DELTA <= self.delta < 1:
-            raise ConfigError(f"delta must be in [{bounds.LEAST_DELTA:g}, 1), got {self.delta}")
+        check_positive("epsilon", self.epsilon)
+        check_between("delta", self.delta, bounds.LEAST_DELTA, 1, "[)")
         require_bits(self.download_bits)
-        bounds.check_longest_mean(self.longest_mean)
+        check_between("longest_mean", self.longest_mean, 0, 1, "(]")
         self._check_units()
         self._check_protocol()
         if isinstance(self.codec.rotation, Fold) and self.codec.rotation.kept != len(self.extras):
@@ -354,10 +352,7 @@ TYPES: dict[str, type] = {
 
 def decode_plan(text: str) -> Plan:
     """Return the plan that has exactly this canonical text."""
-    plan = canonical.decode(text, TYPES, most=MOST_CHARACTERS)
-    if not isinstance(plan, Plan):
-        raise ConfigError(f"the text of a plan was expected, got that of a {type(plan).__name__}")
-    return plan
+    return canonical.decode(text, TYPES, Plan, most=MOST_CHARACTERS)
 
 
 def observers(plan: Plan) -> tuple[Observer, ...]:

@@ -11,17 +11,10 @@ from enum import StrEnum
 
 from d2pfed.accounting import SERVER, CohortSampling, Noise, Sampling, Unit, client_epsilon
 from d2pfed.errors import ConfigError
-from d2pfed.fields import Choice, check_arguments, check_fields
+from d2pfed.fields import Choice, check_arguments, check_between, check_fields
 from d2pfed.noise.clipping import Extra
 from d2pfed.noise.mechanisms import MechanismName, Protocol
-from d2pfed.plan.bounds import (
-    MOST_SIGNED,
-    VERIFIED_DRAWS,
-    cohorts_to_choose,
-    colluders_within,
-    colluding_clients,
-    require_honest_majority,
-)
+from d2pfed.plan import bounds
 from d2pfed.plan.plan import Plan, run_guarantee
 from d2pfed.plan.target import PrivacyTarget
 from d2pfed.plan.widths import noise_width
@@ -39,17 +32,20 @@ class Request(Choice):
     EVALUATION = "evaluation"  # how good a model is on the data
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Profile:
     """The plans that one protocol carries. Nothing is carried unless it is listed: no field has a default."""
 
-    name: str
-    mechanisms: frozenset[MechanismName]
+    protocol: Protocol
     samplings: frozenset[Sampling]
     units: frozenset[Unit]
     extras: frozenset[Extra]
-    least_cohort: int
-    most_cohort: int
+    cohorts: tuple[int, int]  # the least and the largest
+
+    @property
+    def mechanisms(self) -> frozenset[MechanismName]:
+        """Those whose entry in the table of mechanisms names the protocol."""
+        return frozenset(name for name in MechanismName if self.protocol in name.runs_in)
 
     def require(self, plan: Plan) -> None:
         """Refuse a plan with anything that this protocol does not carry."""
@@ -60,45 +56,27 @@ class Profile:
         )
         for what, found, allowed in listed:
             if found not in allowed:
-                raise ConfigError(f"{self.name} takes {what} {', '.join(sorted(allowed))}, the plan has {found}")
+                names = ", ".join(sorted(allowed))
+                raise ConfigError(f"the {self.protocol} protocol takes {what} {names}, the plan has {found}")
         for extra in plan.extras:
             if extra not in self.extras:
-                raise ConfigError(f"{self.name} does not take {extra}, the plan has it")
-        if not self.least_cohort <= plan.cohort_size <= self.most_cohort:
+                raise ConfigError(f"the {self.protocol} protocol does not take {extra}, the plan has it")
+        least, most = self.cohorts
+        if not least <= plan.cohort_size <= most:
             raise ConfigError(
-                f"{self.name} takes cohorts of {self.least_cohort} to {self.most_cohort:,}, the plan has "
-                f"{plan.cohort_size}"
+                f"the {self.protocol} protocol takes cohorts of {least} to {most:,}, the plan has {plan.cohort_size}"
             )
 
 
+_CLIENTS, _EVERYTHING = frozenset({Unit.CLIENT}), frozenset(Extra)
+_DRAWN, _ALL_ASKED = frozenset({Sampling.FIXED, Sampling.ONCE, Sampling.NONE}), frozenset({Sampling.NONE})
 PROFILES = {
-    Protocol.PAIRWISE: Profile(
-        name="the pairwise protocol",
-        mechanisms=frozenset(name for name in MechanismName if Protocol.PAIRWISE in name.runs_in),
-        samplings=frozenset({Sampling.FIXED, Sampling.ONCE, Sampling.NONE}),
-        units=frozenset({Unit.CLIENT}),
-        extras=frozenset(Extra),
-        least_cohort=2,
-        most_cohort=MOST_COHORT,
-    ),
-    Protocol.LATTICE: Profile(
-        name="the lattice protocol",
-        mechanisms=frozenset(name for name in MechanismName if Protocol.LATTICE in name.runs_in),
-        samplings=frozenset({Sampling.FIXED, Sampling.ONCE, Sampling.NONE}),
-        units=frozenset({Unit.CLIENT}),
-        extras=frozenset(Extra),
-        least_cohort=LEAST_COHORT,
-        most_cohort=MOST_SIGNED,
-    ),
-    Protocol.STANDING: Profile(
-        name="the standing protocol",
-        mechanisms=frozenset(name for name in MechanismName if Protocol.STANDING in name.runs_in),
-        samplings=frozenset({Sampling.NONE}),
-        units=frozenset({Unit.CLIENT, Unit.RECORD}),
-        extras=frozenset(Extra),
-        least_cohort=FEWEST_SILOS,
-        most_cohort=MOST_SILOS,
-    ),
+    each.protocol: each
+    for each in (
+        Profile(Protocol.PAIRWISE, _DRAWN, _CLIENTS, _EVERYTHING, (2, MOST_COHORT)),
+        Profile(Protocol.LATTICE, _DRAWN, _CLIENTS, _EVERYTHING, (LEAST_COHORT, bounds.MOST_SIGNED)),
+        Profile(Protocol.STANDING, _ALL_ASKED, frozenset(Unit), _EVERYTHING, (FEWEST_SILOS, MOST_SILOS)),
+    )
 }
 
 
@@ -183,7 +161,7 @@ class Policy:
         name for name in MechanismName if name in PROFILES[Protocol.STANDING].mechanisms
     )
     least_cohort: int = 10
-    most_cohort: int = MOST_SIGNED
+    most_cohort: int = bounds.MOST_SIGNED
     least_quorum: int = 8
     least_colluders: float = 0.1
     least_noise_multiplier: float = 0.3
@@ -212,8 +190,7 @@ class Policy:
                 raise ConfigError(f"{field} must name at least one of {', '.join(kind)}")
             object.__setattr__(self, field, tuple(kind(name) for name in given))
         check_fields(self)
-        if not 0 <= self.least_colluders < 1:
-            raise ConfigError(f"least_colluders must be a share in [0, 1), got {self.least_colluders}")
+        check_between("least_colluders", self.least_colluders, 0, 1, "[)")
 
     def check(self, plan: Plan, enrolled: Enrolled | None = None) -> None:
         """Refuse a plan that asks for more than this client gives.
@@ -230,8 +207,7 @@ class Policy:
         check_arguments(Policy.check, locals())
         self._check_sizes(plan)
         _check_one_of("mechanism", MechanismName.of(plan.mechanism), self.mechanisms)
-        width, most = noise_width(plan.codec, plan.mechanism)
-        _check_at_most("width of a client's noise", width, most)
+        _check_at_most("width of a client's noise", *noise_width(plan.codec, plan.mechanism))
         refusals = []
         for protocol in sorted(self.protocols, key=lambda each: each is not plan.protocol):  # the plan's own first
             try:
@@ -254,7 +230,7 @@ class Policy:
 
     def _check_sizes(self, plan: Plan) -> None:
         clip = plan.update_clip if plan.adaptive_clip is None else plan.adaptive_clip.most
-        most = (
+        for name, value, limit in (
             ("cohort", plan.cohort_size, self.most_cohort),
             ("dimension", max(plan.codec.length, plan.codec.rotation.dimension), self.most_dimension),
             ("fraction bits", plan.codec.fraction_bits, self.most_fraction_bits),
@@ -263,8 +239,7 @@ class Policy:
             ("rounds", plan.rounds, self.most_rounds),
             ("attempts per round", plan.attempts_per_round, self.most_attempts_per_round),
             ("delta", plan.delta, self.most_delta),
-        )
-        for name, value, limit in most:
+        ):
             _check_at_most(name, value, limit)
         _check_at_least("cohort", plan.cohort_size, self.least_cohort)
         _check_at_least("quorum", plan.quorum, self.least_quorum)
@@ -292,7 +267,7 @@ class Policy:
 
     def colluders(self, plan: Plan, enrolled: Enrolled | None) -> int:
         """Return how many of a cohort this client wants to be safe from, whatever number the plan has."""
-        return colluders_within(self.least_colluders, *_drawn(plan, enrolled))
+        return bounds.colluders_within(self.least_colluders, *_drawn(plan, enrolled))
 
     def _check_shares(self, plan: Plan, enrolled: Enrolled | None, colluders: int) -> None:
         """Refuse numbers with which so many colluders could open a secret, or have two sets of survivors opened.
@@ -302,13 +277,13 @@ class Policy:
         """
         committee = plan.committee
         if committee is None:
-            require_honest_majority(plan.cohort_size, plan.quorum, colluders)
+            bounds.require_honest_majority(plan.cohort_size, plan.quorum, colluders)
             require_shares(plan.cohort_size, plan.threshold, plan.quorum, colluders)
             return
         _check_at_least("quorum", plan.quorum, colluders + 2)
         sampling, draws = _drawn(plan, enrolled)
-        colluding = colluding_clients(self.least_colluders, sampling.population)
-        choices = cohorts_to_choose(sampling, draws)
+        colluding = bounds.colluding_clients(self.least_colluders, sampling.population)
+        choices = bounds.cohorts_to_choose(sampling, draws)
         own = colluders_in_committee(sampling.population, colluding, committee.size, choices)
         _check_at_least("colluders in the committee", committee.colluders, own)
 
@@ -316,7 +291,7 @@ class Policy:
 def _drawn(plan: Plan, enrolled: Enrolled | None) -> tuple[CohortSampling, int]:
     """Return how cohorts are drawn from those whom a client knows to be enrolled, and among how many draws."""
     if enrolled is None:
-        return plan.sampling, VERIFIED_DRAWS
+        return plan.sampling, bounds.VERIFIED_DRAWS
     _check_at_most("population", plan.sampling.population, enrolled.population)
     return CohortSampling(plan.sampling.method, enrolled.population, plan.cohort_size), enrolled.draws
 

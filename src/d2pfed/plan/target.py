@@ -4,14 +4,14 @@ import math
 import re
 from bisect import bisect_left
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
+from d2pfed import fields
 from d2pfed.accounting import (
     CAP_SHARE,
     RATE_STEPS,
@@ -28,14 +28,13 @@ from d2pfed.accounting import (
     observer_named,
 )
 from d2pfed.errors import ConfigError, shown
-from d2pfed.fields import PRIVACY, TRAINING, about, check_types, documented
 from d2pfed.noise.mechanisms import MechanismName
 from d2pfed.numerics import canonical
 from d2pfed.numerics.model_bytes import FLOAT_BITS, require_bits
 from d2pfed.numerics.ring import MAX_BITS
 from d2pfed.numerics.rotation import MAX_DIMENSION
 from d2pfed.plan import bounds
-from d2pfed.plan.bounds import check_range, colluders_within
+from d2pfed.plan.bounds import colluders_within
 from d2pfed.secagg.trust import Consistency
 
 LOST_TO_THE_CAP = 0.01  # of all contributions, at the default cap on participations
@@ -101,11 +100,7 @@ def parse_compression(text: str) -> int | str:
     raise ConfigError(f"compression must be a power of two, auto or off, got {text[:80]!r}")
 
 
-def _setting(default: object, text: str, section: str = PRIVACY, **more: Any) -> Any:  # noqa: ANN401 - of its field
-    return field(default=default, metadata=about(text, section, **more))
-
-
-@documented
+@fields.documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyTarget:
     """A privacy target: how private, against whom, over which clients, for how many rounds of how long a vector.
@@ -114,100 +109,95 @@ class PrivacyTarget:
     `fit` fills in are None until they are known; `calibrate` refuses a target that lacks one.
     """
 
-    dimension: int = _setting(None, "Number of parameters that are trained.", TRAINING, filled_in="`fit`")
-    population: int = _setting(None, "Number of clients in the population.", filled_in="`fit`")
-    cohort_size: int = _setting(None, "Number of clients asked in each round.", filled_in="`fit`")
-    rounds: int = _setting(None, "Number of rounds.", TRAINING, filled_in="`fit`")
-    epsilon: float = _setting(1.0, "Bound on what the observer learns about one client.")
-    delta: float | None = _setting(
+    dimension: int = fields.setting(
+        None, "Number of parameters that are trained.", fields.TRAINING, filled_in="`fit`"
+    )
+    population: int = fields.setting(None, "Number of clients in the population.", filled_in="`fit`")
+    cohort_size: int = fields.setting(None, "Number of clients asked in each round.", filled_in="`fit`")
+    rounds: int = fields.setting(None, "Number of rounds.", fields.TRAINING, filled_in="`fit`")
+    epsilon: float = fields.setting(1.0, "Bound on what the observer learns about one client.")
+    delta: float | None = fields.setting(
         None, "Failure probability of the guarantee.", unset="population^-1.1; records^-1.1"
     )
-    against: Observer = _setting(
+    against: Observer = fields.setting(
         RELEASED,
         "Observer that epsilon holds against: released, server, client, alone or colluding(c).",
         parse=observer_named,
     )
-    mechanism: MechanismName = _setting(MechanismName.CENTERED, "How noise enters the sum.")
-    sampling: Sampling = _setting(
+    mechanism: MechanismName = fields.setting(MechanismName.CENTERED, "How noise enters the sum.")
+    sampling: Sampling = fields.setting(
         Sampling.FIXED, "How cohorts are drawn; with the unit record every silo is asked: none."
     )
-    adjacency: Adjacency = _setting(
+    adjacency: Adjacency = fields.setting(
         None, "Which neighboring data sets are compared.", unset="replace-one; add-remove for records"
     )
-    unit: Unit = _setting(
-        Unit.CLIENT,
-        "What is protected: all that a client holds, or one record (or group of records) of a silo.",
+    unit: Unit = fields.setting(
+        Unit.CLIENT, "What is protected: all that a client holds, or one record (or group of records) of a silo."
     )
-    records: int | None = _setting(
+    records: int | None = fields.setting(
         None,
         "Public number of records of all silos, for the unit record; sums are divided by its share in a batch.",
         unset="`fit` counts them where adjacency is not add-remove",
     )
-    batch_rate: float | None = _setting(
+    batch_rate: float | None = fields.setting(
         None,
         "Probability with which a silo draws each of its records in a round, by a secret coin.",
         unset=f"{USUAL_BATCH} records in a round",
     )
-    max_silos: int = _setting(1, "In how many silos one person may have records, for the unit record.")
-    dropouts: float = _setting(0.0, "Fraction of a cohort that may be missing from the sum.")
-    colluders: float = _setting(0.0, "Fraction of the population that may tell the server all it knows.")
-    draws: int = _setting(
+    max_silos: int = fields.setting(1, "In how many silos one person may have records, for the unit record.")
+    dropouts: float = fields.setting(0.0, "Fraction of a cohort that may be missing from the sum.")
+    colluders: float = fields.setting(0.0, "Fraction of the population that may tell the server all it knows.")
+    draws: int = fields.setting(
         bounds.VERIFIED_DRAWS,
         "Number of cohorts that the server can choose among, as clients verify; 0: draws are not verified.",
     )
-    consistency: Consistency = _setting(
+    consistency: Consistency = fields.setting(
         Consistency.ASSUMED,
         "How clients know that the server sent all of them the same: assumed (simulation), signed (deployment).",
     )
-    protocol: ProtocolChoice = field(
-        default=ProtocolChoice.AUTO,
-        metadata=canonical.OMITTED_IF_DEFAULT  # as in the settings of earlier runs
-        | about(
-            "How vectors are added up: pairwise (fresh masks, up to 1,000 clients), standing (silos), lattice (clients "
-            "speak once, up to 20,000), or auto.",
-            PRIVACY,
-        ),
+    protocol: ProtocolChoice = fields.setting(
+        ProtocolChoice.AUTO,
+        "How vectors are added up: pairwise (fresh masks, up to 1,000 clients), standing (silos), lattice (clients "
+        "speak once, up to 20,000), or auto.",
+        also=canonical.OMITTED_IF_DEFAULT,
     )
-    max_participations: int | None = _setting(
+    max_participations: int | None = fields.setting(
         None, "Cap on the contributions of one client.", unset="the least cap that hardly ever binds"
     )
-    attempts_per_round: int = _setting(3, "How often one round may be tried.")
-    spare: int | None = _setting(
+    attempts_per_round: int = fields.setting(3, "How often one round may be tried.")
+    spare: int | None = fields.setting(
         None,
         "Attempts beyond one per round that epsilon covers, for rounds that fail after they were charged.",
         unset="a tenth of the rounds",
     )
-    clip: float | str = _setting(
+    clip: float | str = fields.setting(
         1.0,
         "L2 bound on the update of one client: a number, or auto (from 1 on) or auto(c) (from c on) to follow "
         "the median norm privately.",
         parse=parse_clip,
     )
-    bits: int | None = _setting(None, "Bits per coordinate.", unset="the fewest that hold the noise and the sum")
-    rotation: RotationName = _setting(RotationName.HADAMARD, "The random rotation before rounding.")
-    compression: int | str = field(
-        default=OFF,
-        metadata=canonical.OMITTED_IF_DEFAULT  # as in the settings of earlier runs
-        | about(
-            "Number of coordinates that a client's vector is folded to, a power of two; auto: as few as cost little "
-            "beside the noise; or off.",
-            PRIVACY,
-            parse=parse_compression,
-        ),
+    bits: int | None = fields.setting(
+        None, "Bits per coordinate.", unset="the fewest that hold the noise and the sum"
     )
-    longest_mean: float = field(
-        default=1.0,
-        metadata=canonical.OMITTED_IF_DEFAULT  # as in the settings of earlier runs
-        | about(
-            "How long the mean of clipped updates is taken to be, over the clip, where bits are chosen, so that what "
-            "wraps has at most 1 % of the noise's energy; 1: all may agree, and 1 % of the sums may wrap.",
-            PRIVACY,
-        ),
+    rotation: RotationName = fields.setting(RotationName.HADAMARD, "The random rotation before rounding.")
+    compression: int | str = fields.setting(
+        OFF,
+        "Number of coordinates that a client's vector is folded to, a power of two; auto: as few as cost little "
+        "beside the noise; or off.",
+        also=canonical.OMITTED_IF_DEFAULT,
+        parse=parse_compression,
     )
-    download_bits: int = field(
-        default=FLOAT_BITS,
-        metadata=canonical.OMITTED_IF_DEFAULT  # as in the settings of earlier runs
-        | about("Bits per parameter of the model that clients are sent: 8 or 32.", TRAINING),
+    longest_mean: float = fields.setting(
+        1.0,
+        "How long the mean of clipped updates is taken to be, over the clip, where bits are chosen, so that what "
+        "wraps has at most 1 % of the noise's energy; 1: all may agree, and 1 % of the sums may wrap.",
+        also=canonical.OMITTED_IF_DEFAULT,
+    )
+    download_bits: int = fields.setting(
+        FLOAT_BITS,
+        "Bits per parameter of the model that clients are sent: 8 or 32.",
+        fields.TRAINING,
+        also=canonical.OMITTED_IF_DEFAULT,
     )
 
     def __post_init__(self) -> None:
@@ -220,7 +210,7 @@ class PrivacyTarget:
                 object.__setattr__(self, name, value)
         if of_records and self.sampling == Sampling.FIXED:
             object.__setattr__(self, "sampling", Sampling.NONE)
-        check_types(self)
+        fields.check_types(self)
         self._check_numbers()
         if self.unit is Unit.RECORD:
             self._check_records()
@@ -240,13 +230,12 @@ class PrivacyTarget:
         }
         for name, (least, most) in limits.items():
             if getattr(self, name) is not None:
-                check_range(name, getattr(self, name), least, most)
-        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
-            raise ConfigError(f"epsilon must be positive and finite, got {self.epsilon}")
-        if self.delta is not None and not bounds.LEAST_DELTA <= self.delta < 1:
-            raise ConfigError(f"delta must be in [{bounds.LEAST_DELTA:g}, 1), got {self.delta}")
-        if not isinstance(self.clip, str) and not 0 < self.clip < math.inf:
-            raise ConfigError(f"clip must be positive and finite, got {self.clip}")
+                fields.check_range(name, getattr(self, name), least, most)
+        fields.check_positive("epsilon", self.epsilon)
+        if self.delta is not None:
+            fields.check_between("delta", self.delta, bounds.LEAST_DELTA, 1, "[)")
+        if not isinstance(self.clip, str):
+            fields.check_positive("clip", self.clip)
         if isinstance(self.compression, int):
             size = self.dimension or MAX_DIMENSION  # `fit` fills it in
             if not 2 <= self.compression < size or self.compression & (self.compression - 1):
@@ -255,10 +244,9 @@ class PrivacyTarget:
                     f"{f' {size}' if self.dimension else ''}, auto or off, got {shown(self.compression)}"
                 )
         require_bits(self.download_bits)
-        bounds.check_longest_mean(self.longest_mean)
+        fields.check_between("longest_mean", self.longest_mean, 0, 1, "(]")
         for name in ("dropouts", "colluders"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+            fields.check_between(name, getattr(self, name), 0, 1, "[)")
 
     def _check_records(self) -> None:
         if self.mechanism is not MechanismName.CENTERED or isinstance(self.clip, str):
@@ -271,7 +259,7 @@ class PrivacyTarget:
                 f"{self.max_participations}"
             )
         if self.records is not None:
-            check_range("records", self.records, 1, bounds.MOST_POPULATION)
+            fields.check_range("records", self.records, 1, bounds.MOST_POPULATION)
         if self.batch_rate is not None and not 1 / RATE_STEPS <= self.batch_rate <= 1:
             raise ConfigError(f"batch_rate must be in [2^-32, 1], got {self.batch_rate}")
         if not self.missing:

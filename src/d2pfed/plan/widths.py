@@ -4,18 +4,10 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
-from d2pfed.accounting import BatchSampling, Observer, SkellamSum, Unit
+from d2pfed.accounting import BatchSampling, SkellamSum, Unit
 from d2pfed.errors import ConfigError
+from d2pfed.noise import mechanisms
 from d2pfed.noise.codec import Codec
-from d2pfed.noise.mechanisms import (
-    LEAST_SILO_WIDTH,
-    LEAST_WIDTH,
-    MOST_WIDTH,
-    Centered,
-    Mechanism,
-    MechanismName,
-    Rounded,
-)
 from d2pfed.noise.sampler import MAX_TABLE_SIGMA
 from d2pfed.numerics.ring import Ring
 from d2pfed.numerics.rotation import Fold, Hadamard, RandomPhase, Rotation
@@ -33,29 +25,25 @@ _SHORT = 1 << 10  # coordinates: few enough that the finest table costs no time,
 _GRID_UNITS = 3  # a coordinate's typical size at the clip, so that rounding to the grid costs under 1 % of it
 
 
-def wanted_fold(target: PrivacyTarget, multiplier: float) -> int:
-    """Return the least power of two at or above 1,024, d / 64 and clip^2 / (2 s^2).
+def compressed(target: PrivacyTarget, multiplier: float) -> PrivacyTarget:
+    """Return the target with what `auto` stands for beside this noise: a number, or off where that is above d / 2.
 
-    s is the standard deviation of a coordinate of the mean of a full cohort. A mean whose square is an eighth of the
-    clip's then costs as much as noise that is larger by at most 12 %: docs/theory.md, section 19.
+    It is the least power of two at or above 1,024, d / 64 and clip^2 / (2 s^2), s being the standard deviation of a
+    coordinate of the mean of a full cohort. A mean whose square is an eighth of the clip's then costs as much as noise
+    that is larger by at most 12 %: docs/theory.md, section 19.
     """
+    if target.compression != AUTO:
+        return target
     divisor = float(target.cohort_size)
     if target.batches is not None and target.records is not None:
         divisor = float(target.batches.rate * target.records)
     shares = 1.0
-    if target.mechanism is not MechanismName.SHARED:
+    if target.mechanism is not mechanisms.MechanismName.SHARED:
         # At least one contributor: a target with fewer is refused once its protocol is chosen.
         shares = target.cohort_size / max(1, target.quorum - target.cohort_colluders)
     spread = 2 * multiplier * math.sqrt(shares) / divisor  # over the clip
     least = max(LEAST_FOLD, target.dimension / MOST_TERMS, 1 / (2 * spread**2))
-    return 1 << math.ceil(math.log2(least))
-
-
-def compressed(target: PrivacyTarget, multiplier: float) -> PrivacyTarget:
-    """Return the target with what `auto` stands for beside this noise: a number, or off where that is above d / 2."""
-    if target.compression != AUTO:
-        return target
-    wanted = wanted_fold(target, multiplier)
+    wanted = 1 << math.ceil(math.log2(least))
     return replace(target, compression=wanted if 2 * wanted <= target.dimension else OFF)
 
 
@@ -70,7 +58,9 @@ def _rotation(target: PrivacyTarget) -> Rotation:
     return plain if target.rotation is RotationName.HADAMARD else phase
 
 
-def parts_of(target: PrivacyTarget, steps: float, multiplier: float, contributors: int) -> tuple[Codec, Mechanism]:
+def parts_of(
+    target: PrivacyTarget, steps: float, multiplier: float, contributors: int
+) -> tuple[Codec, mechanisms.Mechanism]:
     """Return codec and mechanism with which so many clients' noise is `multiplier` times twice a client's radius.
 
     `steps` is the clip in lattice steps, for a mechanism that rounds.
@@ -81,16 +71,16 @@ def parts_of(target: PrivacyTarget, steps: float, multiplier: float, contributor
     # A lattice on which each client's noise is as narrow as it may be, which takes the fewest bits. The grid must be
     # fine beside a vector's coordinates, or rounding to it would swallow them; where its table would grow too large,
     # the lattice itself becomes finer.
-    least = LEAST_WIDTH if target.unit is Unit.CLIENT else LEAST_SILO_WIDTH
+    least = mechanisms.LEAST_WIDTH if target.unit is Unit.CLIENT else mechanisms.LEAST_SILO_WIDTH
     steps = least * math.sqrt(contributors) / (2 * multiplier)
     length = _rotation(target).padded
     wanted = math.ceil(math.log2(_GRID_UNITS * math.sqrt(length) / steps))
     finer = 1 << max(0, wanted - _FINEST_FRACTION_BITS)
-    if least * finer > MOST_WIDTH:
-        raise too_wide(target.epsilon, target.against, MAX_TABLE_SIGMA >> _FINEST_FRACTION_BITS, least * finer)
+    if least * finer > mechanisms.MOST_WIDTH:
+        raise too_wide(target, MAX_TABLE_SIGMA >> _FINEST_FRACTION_BITS, least * finer)
     coarsest = _FINEST_FRACTION_BITS if length <= _SHORT else _FRACTION_BITS
     codec = _codec(target, steps * finer, min(max(wanted, coarsest), _FINEST_FRACTION_BITS))
-    return codec, Centered(Fraction(least * finer))
+    return codec, mechanisms.Centered(Fraction(least * finer))
 
 
 def finest(target: PrivacyTarget, multiplier: float) -> float:
@@ -102,7 +92,7 @@ def finest(target: PrivacyTarget, multiplier: float) -> float:
         return 1.0
     for exponent in range(16 * 8):
         steps = 2 ** (exponent / 8)
-        noise = 2 * multiplier * float(Rounded().radius(_codec(target, steps, _FRACTION_BITS)))
+        noise = 2 * multiplier * float(mechanisms.Rounded().radius(_codec(target, steps, _FRACTION_BITS)))
         if math.hypot(noise, math.sqrt(target.cohort_size) / 2) <= ROUNDING_COST * 2 * multiplier * steps:
             return steps
     raise ConfigError(
@@ -135,25 +125,25 @@ def _codec(target: PrivacyTarget, steps: float, fraction_bits: int) -> Codec:
     return codec
 
 
-def _mechanism(target: PrivacyTarget, codec: Codec, multiplier: float, contributors: int) -> Mechanism:
-    total = 2 * multiplier * float(Rounded().radius(codec))
-    each = total if target.mechanism is MechanismName.SHARED else total / math.sqrt(contributors)
-    if each > MOST_WIDTH / 2:
-        raise too_wide(target.epsilon, target.against, MAX_TABLE_SIGMA, each)
+def _mechanism(target: PrivacyTarget, codec: Codec, multiplier: float, contributors: int) -> mechanisms.Mechanism:
+    total = 2 * multiplier * float(mechanisms.Rounded().radius(codec))
+    each = total if target.mechanism is mechanisms.MechanismName.SHARED else total / math.sqrt(contributors)
+    if each > mechanisms.MOST_WIDTH / 2:
+        raise too_wide(target, MAX_TABLE_SIGMA, each)
     if target.mechanism.sized is None:
         raise ConfigError(f"the mechanism {target.mechanism} does not round")
     return target.mechanism.sized(total, contributors)
 
 
-def too_wide(epsilon: float, against: Observer, most: int, width: float) -> ConfigError:
+def too_wide(target: PrivacyTarget, most: int, width: float) -> ConfigError:
     """Return the refusal of noise that no sampler's table holds."""
     return ConfigError(
-        f"one client's noise must be at most {most} lattice steps wide, and epsilon {epsilon:g} against "
-        f"`{against}` needs about {width:.4g} with this mechanism, cohort and dimension"
+        f"one client's noise must be at most {most} lattice steps wide, and epsilon {target.epsilon:g} against "
+        f"`{target.against}` needs about {width:.4g} with this mechanism, cohort and dimension"
     )
 
 
-def holds(target: PrivacyTarget, codec: Codec, mechanism: Mechanism, ring: Ring) -> bool:
+def holds(target: PrivacyTarget, codec: Codec, mechanism: mechanisms.Mechanism, ring: Ring) -> bool:
     """Whether a ring is large enough for a target's sums.
 
     Either a sum hardly ever wraps, or, where the mean's length has a bound, what wraps has little energy.
@@ -165,7 +155,9 @@ def holds(target: PrivacyTarget, codec: Codec, mechanism: Mechanism, ring: Ring)
     return target.longest_mean < 1 and energy <= SAFE_WRAP_ENERGY
 
 
-def wrap_probability(codec: Codec, mechanism: Mechanism, ring: Ring, cohort: int, radii: float) -> float:
+def wrap_probability(
+    codec: Codec, mechanism: mechanisms.Mechanism, ring: Ring, cohort: int, radii: float
+) -> float:
     """Bound the chance that any coordinate of a sum over the cohort falls outside of [-m/2, m/2).
 
     `radii` is how long the sum of the clipped vectors may be, in radii of one: as many as there are, if all agree.
@@ -173,7 +165,7 @@ def wrap_probability(codec: Codec, mechanism: Mechanism, ring: Ring, cohort: int
     return min(1.0, 2 * codec.length * _tail(codec, mechanism, ring, cohort, radii))
 
 
-def wrap_energy(codec: Codec, mechanism: Mechanism, ring: Ring, cohort: int, radii: float) -> float:
+def wrap_energy(codec: Codec, mechanism: mechanisms.Mechanism, ring: Ring, cohort: int, radii: float) -> float:
     """Bound the expected square of what wrapping adds to a coordinate, over the variance of its noise.
 
     The error is m j where a coordinate is (j - 1/2) m away, whose chance is at most 2 p^(2j - 1) with the p of j = 1;
@@ -186,7 +178,7 @@ def wrap_energy(codec: Codec, mechanism: Mechanism, ring: Ring, cohort: int, rad
     return square / mechanism.noise(codec, cohort).sum_variance
 
 
-def _tail(codec: Codec, mechanism: Mechanism, ring: Ring, cohort: int, radii: float) -> float:
+def _tail(codec: Codec, mechanism: mechanisms.Mechanism, ring: Ring, cohort: int, radii: float) -> float:
     """Bound the chance that a coordinate of a sum is above m/2, and that it is below -m/2.
 
     After the rotation a coordinate is sub-Gaussian with proxy |sum|^2 / length, a rounding, where there is one, adds at
@@ -195,7 +187,7 @@ def _tail(codec: Codec, mechanism: Mechanism, ring: Ring, cohort: int, radii: fl
     """
     noise, reach = mechanism.noise(codec, cohort), ring.modulus / 2
     signal = (radii * float(codec.radius)) ** 2 / codec.length
-    rounding = 0 if isinstance(mechanism, Centered) else cohort / 4
+    rounding = 0 if isinstance(mechanism, mechanisms.Centered) else cohort / 4
     proxy = signal + rounding + noise.sum_variance
     slope, excess = reach / proxy, 0.0
     if isinstance(noise, SkellamSum):
@@ -213,10 +205,10 @@ def summed_vectors(cohort: int, records: int | None, batches: BatchSampling | No
     return int(binom.isf(1e-6, records, float(batches.rate)))
 
 
-def noise_width(codec: Codec, mechanism: Mechanism) -> tuple[float, int]:
+def noise_width(codec: Codec, mechanism: mechanisms.Mechanism) -> tuple[float, int]:
     """Return the standard deviation of one client's own noise, in steps, and the most that a sampler's table holds.
 
     Of the whole noise, where one client adds it all. A table has a row for each fraction of a step that it rounds.
     """
-    rows = 1 << codec.fraction_bits if isinstance(mechanism, Centered) else 1
+    rows = 1 << codec.fraction_bits if isinstance(mechanism, mechanisms.Centered) else 1
     return math.sqrt(mechanism.noise(codec, 1).sum_variance), MAX_TABLE_SIGMA // rows

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from d2pfed.accounting import Guarantee
 from d2pfed.errors import ConfigError
+from d2pfed.fields import check_between, check_positive
 from d2pfed.plan import PrivacyTarget
 from d2pfed.training import ServerOptimizer
 
@@ -86,10 +87,10 @@ class RoundRecord:
         check_metrics(f"round {self.round}", self.metrics)
         if not 0 <= self.update_norm < math.inf:
             raise ConfigError(f"the update norm must be finite and at least 0, got {self.update_norm}")
-        if self.clip is not None and not 0 < self.clip < math.inf:
-            raise ConfigError(f"the clip must be positive and finite, got {self.clip}")
-        if self.fraction_clipped is not None and not 0 <= self.fraction_clipped <= 1:
-            raise ConfigError(f"fraction_clipped must be in [0, 1], got {self.fraction_clipped}")
+        if self.clip is not None:
+            check_positive("the clip", self.clip)
+        if self.fraction_clipped is not None:
+            check_between("fraction_clipped", self.fraction_clipped, 0, 1, "[]")
         for name in ("charged", "survivors", "attempt", "upload_bytes", "seconds"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
@@ -180,5 +181,4 @@ class TrainingAudit:
 
 def check_metrics(whose: str, metrics: dict[str, float]) -> None:
     """Refuse an accuracy that is no share."""
-    if not 0 <= metrics.get("accuracy", 0.0) <= 1:
-        raise ConfigError(f"the accuracy of {whose} must be in [0, 1], got {metrics['accuracy']}")
+    check_between(f"the accuracy of {whose}", metrics.get("accuracy", 0.0), 0, 1, "[]")

@@ -2,17 +2,15 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from d2pfed.errors import ConfigError
-from d2pfed.ledger import Ledger
 from d2pfed.statistics.records import (
     MOST_BINS,
     Array,
@@ -24,7 +22,7 @@ from d2pfed.statistics.records import (
     positive,
     whole,
 )
-from d2pfed.statistics.release import Statistic, Terms, drowned, release_records
+from d2pfed.statistics.release import Asked, Statistic, Terms, drowned, release_records
 
 Metrics = dict[str, Array]
 
@@ -177,23 +175,17 @@ def private_metrics(
     clients: object,
     metrics: Sequence[str] = ("accuracy", "loss"),
     *,
-    epsilon: float = 1.0,
     predict: Callable[[Any], object] | None = None,
     classes: int | None = None,
     bins: int = 20,
     max_loss: float = 5.0,
     max_values: float | None = None,
-    delta: float | None = None,
-    privacy: Mapping[str, object] | None = None,
-    ledger: Ledger | str | Path | None = None,
-    fidelity: str = "auto",
-    seed: int | None = None,
+    **terms: Unpack[Asked],
 ) -> Statistic[Metrics]:
     """Return metrics of a model on the clients' own data, all of them from one release.
 
     The metrics asked for share one clip: each of k takes part with norm 1, so the noise grows with sqrt(k). The result
     has a value and a standard error by name; `calibration` and `auroc` come from binned scores.
-    `epsilon`, `delta`, `privacy`, `ledger`, `fidelity` and `seed` are those of `private_sum`.
 
     A record counts as zero if a score of it is no probability, its label no class, or `predict` fails for it. Where the
     unit is a record, scores must be functions of their records alone: `predict` is called with one record at a time.
@@ -210,6 +202,7 @@ def private_metrics(
         max_values: None gives each client the same weight: its metrics are means over its own records. A number gives
             each record the same weight, up to so many per client; the number of records is then released privately
             beside the rest.
+        terms: epsilon, delta, privacy, ledger, fidelity and seed, as in `private_sum`.
 
     Example:
         >>> clients = [([0.9, 0.2, 0.7], [1, 0, 0])] * 2000  # scores of class 1, and labels
@@ -217,14 +210,14 @@ def private_metrics(
         >>> bool(abs(found.value["accuracy"] - 2 / 3) < 6 * found.standard_error["accuracy"])
         True
     """
-    terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
+    asked = Terms(**terms)
     scoring = None
     if predict is not None:
         if not callable(predict):
             raise ConfigError(f"predict must be a function, got {type(predict).__name__}")
         if classes is None:
             raise ConfigError("predict needs classes, their number, which no record may decide; got None")
-        scoring = _Scoring(predict, whole("classes", classes, MOST_CLASSES), terms.of_records)
+        scoring = _Scoring(predict, whole("classes", classes, MOST_CLASSES), asked.of_records)
     if classes is not None:
         whole("classes", classes, MOST_CLASSES)
     data = []
@@ -244,9 +237,9 @@ def private_metrics(
         classes=found.pop(),
         bins=whole("bins", bins, MOST_BINS),
         max_loss=positive("max_loss", max_loss),
-        has_count=max_values is not None or terms.of_records,
+        has_count=max_values is not None or asked.of_records,
     )
-    released = release_records("metrics", data, scheme.code, max_values, terms)
+    released = release_records("metrics", data, scheme.code, max_values, asked)
     value, error = scheme.decode(released.value, released.sigma, released.clients)
     warnings = drowned(released.value[-1], released.sigma, "count") if scheme.has_count else ()
     return released.computed(value, error, warnings)

@@ -2,29 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Ledger
-from d2pfed.statistics.records import (
-    MOST_BINS,
-    Array,
-    Ball,
-    RecordCode,
-    bin_of,
-    client_lists,
-    client_vectors,
-    client_weights,
-    clients_of,
-    clipped,
-    interval,
-    one_hot,
-    positive,
-    settings,
-    whole,
-)
-from d2pfed.statistics.release import Statistic, Terms, drowned, release, release_records
+from d2pfed.statistics import records
+from d2pfed.statistics.release import Asked, Statistic, Terms, drowned, release, release_records
 
 MOST_CELLS = 1 << 20  # of a table, and bins of a histogram
 
@@ -39,7 +24,7 @@ def private_sum(
     ledger: Ledger | str | Path | None = None,
     fidelity: str = "auto",
     seed: int | None = None,
-) -> Statistic[Array]:
+) -> Statistic[records.Array]:
     """Return the sum of one vector per client, each clipped to an L2 norm.
 
     Args:
@@ -67,13 +52,13 @@ def private_sum(
         ((2,), 200)
     """
     terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
-    limit = positive("clip", clip)
-    given, is_plain = client_vectors(vectors, of_records=terms.of_records)
+    limit = records.positive("clip", clip)
+    given, is_plain = records.client_vectors(vectors, of_records=terms.of_records)
     if terms.of_records:
-        code = RecordCode(lambda part: part, given[0].shape[1], limit)
+        code = records.RecordCode(lambda part: part, given[0].shape[1], limit)
         released = release_records("sum", given, code, None, terms)
     else:
-        released = release("sum", [clipped(each, limit) for each in given], len(given[0]), limit, terms)
+        released = release("sum", [records.clipped(each, limit) for each in given], len(given[0]), limit, terms)
     shape = () if is_plain else released.value.shape
     return released.computed(released.value.reshape(shape)[()], released.standard_error.reshape(shape)[()])
 
@@ -81,22 +66,16 @@ def private_sum(
 def private_mean(
     vectors: object,
     *,
-    epsilon: float = 1.0,
     clip: float | None = None,
     bounds: tuple[float, float] | None = None,
     weights: object = None,
     max_weight: float | None = None,
-    delta: float | None = None,
-    privacy: Mapping[str, object] | None = None,
-    ledger: Ledger | str | Path | None = None,
-    fidelity: str = "auto",
-    seed: int | None = None,
-) -> Statistic[Array]:
+    **terms: Unpack[Asked],
+) -> Statistic[records.Array]:
     """Return the mean of one vector per client, each client with the same weight or with a private one.
 
     Weights are private too: each is capped at `max_weight`, the sums of w x and of w are released in one vector, and
     their ratio is the mean. Nobody learns a client's weight.
-    `epsilon`, `delta`, `privacy`, `ledger`, `fidelity` and `seed` are those of `private_sum`.
 
     Args:
         vectors: One number or one vector per client, or the records of each client, as in `private_sum`.
@@ -105,34 +84,37 @@ def private_mean(
             client whose data are hidden counts as the middle.
         weights: One number from 0 on per client, such as how many records it has; None weighs all alike.
         max_weight: The cap on a client's weight: public, chosen without looking at the weights.
+        terms: epsilon, delta, privacy, ledger, fidelity and seed, as in `private_sum`.
 
     Example:
         >>> mean = private_mean([20.0 + i % 50 for i in range(2000)], bounds=(0, 100), epsilon=1.0)
         >>> bool(abs(mean.value - 44.5) < 6 * mean.standard_error)
         True
     """
-    terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
+    asked = Terms(**terms)
     if weights is None and max_weight is not None:
         raise ConfigError(f"max_weight goes with weights, got max_weight {max_weight} and no weights")
-    given, is_plain = client_vectors(vectors, of_records=terms.of_records)
-    ball = Ball.of(given[0].shape[-1], clip, bounds)
-    code = RecordCode(ball.joint, ball.dimension + 1, 1.0)  # a vector's numbers, and a one to count it by
+    given, is_plain = records.client_vectors(vectors, of_records=asked.of_records)
+    ball = records.Ball.of(given[0].shape[-1], clip, bounds)
+    code = records.RecordCode(ball.joint, ball.dimension + 1, 1.0)  # a vector's numbers, and a one to count it by
     warnings: tuple[str, ...] = ()
-    if weights is None and not terms.of_records:
-        released = release("mean", [ball.around(each) for each in given], ball.dimension, ball.radius, terms)
+    if weights is None and not asked.of_records:
+        released = release("mean", [ball.around(each) for each in given], ball.dimension, ball.radius, asked)
         value, error = ball.center + released.value / released.clients, released.standard_error / released.clients
     else:
         if weights is None:
-            released = release_records("mean", given, code, None, terms)
-        elif terms.of_records:
+            released = release_records("mean", given, code, None, asked)
+        elif asked.of_records:
             raise ConfigError("weights are for the unit client: a record counts as one where it is the unit")
         elif max_weight is None:
             raise ConfigError("weights need max_weight, a public cap on a client's weight, got None")
         else:
-            own = client_weights(weights, len(given))
-            shares = np.clip(np.where(np.isfinite(own), own, 0.0) / positive("max_weight", max_weight), 0.0, 1.0)
+            own = records.client_weights(weights, len(given))
+            shares = np.clip(
+                np.where(np.isfinite(own), own, 0.0) / records.positive("max_weight", max_weight), 0.0, 1.0
+            )
             joint = [u * code.total(x[None, :]) for u, x in zip(shares, given, strict=True)]
-            released = release("weighted mean", joint, ball.dimension + 1, 1.0, terms)
+            released = release("weighted mean", joint, ball.dimension + 1, 1.0, asked)
         value, error = ball.mean(released.value, released.sigma)
         warnings = drowned(released.value[-1], released.sigma, "weight")
     shape = () if is_plain else (ball.dimension,)
@@ -143,19 +125,13 @@ def private_histogram(
     values: object,
     bins: Sequence[float],
     *,
-    epsilon: float = 1.0,
     max_values: float | None = None,
-    delta: float | None = None,
-    privacy: Mapping[str, object] | None = None,
-    ledger: Ledger | str | Path | None = None,
-    fidelity: str = "auto",
-    seed: int | None = None,
-) -> Statistic[Array]:
+    **terms: Unpack[Asked],
+) -> Statistic[records.Array]:
     """Return how many clients are in each bin, by shares of their values, or how many values, in one release.
 
     Without `max_values` a client that has four values adds a quarter for each, and the bins add up to the number of
     clients; with it, each value adds 1. The counts are right on average, so one may be below zero.
-    `epsilon`, `delta`, `privacy`, `ledger`, `fidelity` and `seed` are those of `private_sum`.
 
     Args:
         values: The values of each client: a list of numbers, or one number.
@@ -163,14 +139,15 @@ def private_histogram(
             outside of them are counted nowhere.
         max_values: None counts clients: the histogram of each is divided by its number of values. A number counts
             values: a client that has more is scaled down to so many, which is also the bound on its contribution.
+        terms: epsilon, delta, privacy, ledger, fidelity and seed, as in `private_sum`.
 
     Example:
         >>> ages = private_histogram([[i % 90] for i in range(2000)], [0, 30, 60, 90], epsilon=1.0)
         >>> len(ages.value)
         3
     """
-    terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
-    edges = settings(bins, "bins")
+    asked = Terms(**terms)
+    edges = records.settings(bins, "bins")
     if edges.ndim != 1 or len(edges) < 2:
         raise ConfigError(f"bins must be at least two edges, got {bins!r}")
     if (np.diff(edges) <= 0).any():
@@ -179,38 +156,32 @@ def private_histogram(
     count = len(edges) - 1
     if count > MOST_CELLS:
         raise ConfigError(f"a histogram must have at most {MOST_CELLS} bins, got {count}")
-    code = RecordCode(lambda part: one_hot(bin_of(part, edges), count), count, 1.0)
-    return release_records("histogram", client_lists(values), code, max_values, terms)
+    code = records.RecordCode(lambda part: records.one_hot(records.bin_of(part, edges), count), count, 1.0)
+    return release_records("histogram", records.client_lists(values), code, max_values, asked)
 
 
 def private_table(
     rows: object,
     categories: Sequence[Sequence[object]] | Mapping[str, Sequence[object]],
     *,
-    epsilon: float = 1.0,
     max_values: float | None = None,
-    delta: float | None = None,
-    privacy: Mapping[str, object] | None = None,
-    ledger: Ledger | str | Path | None = None,
-    fidelity: str = "auto",
-    seed: int | None = None,
-) -> Statistic[Array]:
+    **terms: Unpack[Asked],
+) -> Statistic[records.Array]:
     """Return a contingency table: how many rows have each combination of categories, one release over all cells.
-
-    `epsilon`, `delta`, `privacy`, `ledger`, `fidelity` and `seed` are those of `private_sum`.
 
     Args:
         rows: The rows of each client: a list of tuples, one entry per variable.
         categories: The categories of each variable, in order, or by its name. A row with another category is counted
             nowhere.
         max_values: None counts clients, a number counts rows, as in `private_histogram`.
+        terms: epsilon, delta, privacy, ledger, fidelity and seed, as in `private_sum`.
 
     Example:
         >>> rows = [[("yes", "red" if i % 3 else "blue")] for i in range(2000)]
         >>> private_table(rows, [["yes", "no"], ["red", "blue"]], epsilon=1.0).value.shape
         (2, 2)
     """
-    terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
+    asked = Terms(**terms)
     lists: object = list(categories.values()) if isinstance(categories, Mapping) else categories
     if not isinstance(lists, Sequence) or isinstance(lists, (str, bytes)) or not lists:
         raise ConfigError(f"categories must be a list for each variable, got {categories!r}")
@@ -229,7 +200,7 @@ def private_table(
     if cells > MOST_CELLS:
         raise ConfigError(f"a table must have at most {MOST_CELLS} cells, got {cells}")
     own = []
-    for client, held in enumerate(clients_of(rows, "rows")):
+    for client, held in enumerate(records.clients_of(rows, "rows")):
         if isinstance(held, (str, bytes)) or not isinstance(held, (Sequence, np.ndarray)):
             raise ConfigError(f"rows of client {client} must be a list, got {type(held).__name__}")
         found = []
@@ -241,8 +212,8 @@ def private_table(
                 places = [-1]
             found.append(-1 if min(places) < 0 else int(np.ravel_multi_index(places, shape)))
         own.append(np.array(found, dtype=np.float64))
-    code = RecordCode(lambda part: one_hot(part.astype(np.int64), cells), cells, 1.0)
-    released = release_records("table", own, code, max_values, terms)
+    code = records.RecordCode(lambda part: records.one_hot(part.astype(np.int64), cells), cells, 1.0)
+    released = release_records("table", own, code, max_values, asked)
     return released.computed(released.value.reshape(shape), released.standard_error.reshape(shape))
 
 
@@ -251,21 +222,15 @@ def private_quantile(
     levels: float | Sequence[float],
     *,
     bounds: tuple[float, float],
-    epsilon: float = 1.0,
     bins: int = 64,
     max_values: float | None = None,
-    delta: float | None = None,
-    privacy: Mapping[str, object] | None = None,
-    ledger: Ledger | str | Path | None = None,
-    fidelity: str = "auto",
-    seed: int | None = None,
-) -> Statistic[Array]:
+    **terms: Unpack[Asked],
+) -> Statistic[records.Array]:
     """Return quantiles of the clients' values, from one release of the cumulative counts over equal bins.
 
     A client's histogram is multiplied by the square root of the matrix that adds counts up, and the noisy sum once
     more: each cumulative count then has noise of about 1 + ln(bins) / pi standard deviations, where sums over a noisy
     histogram have up to sqrt(bins).
-    `epsilon`, `delta`, `privacy`, `ledger`, `fidelity` and `seed` are those of `private_sum`.
 
     Args:
         values: The values of each client: a list of numbers, or one number.
@@ -273,42 +238,45 @@ def private_quantile(
         bounds: Lower and upper bound of the values; what is beyond counts as the bound.
         bins: How many bins; within one, values are taken to be spread evenly.
         max_values: None gives each client the same weight, a number each value, as in `private_histogram`.
+        terms: epsilon, delta, privacy, ledger, fidelity and seed, as in `private_sum`.
 
     Example:
         >>> median = private_quantile([[i % 100] for i in range(2000)], 0.5, bounds=(0, 100), epsilon=1.0)
         >>> bool(40 < median.value < 60)
         True
     """
-    terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
-    asked = settings(levels, "levels")
-    if asked.ndim > 1 or not asked.size or (asked < 0).any() or (asked > 1).any():
+    asked = Terms(**terms)
+    chosen = records.settings(levels, "levels")
+    if chosen.ndim > 1 or not chosen.size or (chosen < 0).any() or (chosen > 1).any():
         raise ConfigError(f"levels must be numbers in [0, 1], got {levels!r}")
-    low, high = interval(bounds)
-    count = whole("bins", bins, MOST_BINS)
+    low, high = records.interval(bounds)
+    count = records.whole("bins", bins, records.MOST_BINS)
     edges, root = np.linspace(low, high, count + 1), cumulative_root(count)
-    code = RecordCode(
-        lambda part: root.T[bin_of(np.clip(part, low, high), edges)], count, float(np.linalg.norm(root[:, 0]))
+    code = records.RecordCode(
+        lambda part: root.T[records.bin_of(np.clip(part, low, high), edges)],
+        count,
+        float(np.linalg.norm(root[:, 0])),
     )
-    released = release_records("quantile", client_lists(values), code, max_values, terms)
+    released = release_records("quantile", records.client_lists(values), code, max_values, asked)
     counts = root @ released.value
     total = max(counts[-1], released.sigma)
     # Counts rise, and noise does not: between the least and the largest rising curve that it allows.
     rising = (np.maximum.accumulate(counts) + np.minimum.accumulate(counts[::-1])[::-1]) / 2
     curve = np.concatenate([[0.0], np.clip(rising, 0, total)])
     found = []
-    for level in np.atleast_1d(asked):
+    for level in np.atleast_1d(chosen):
         at = min(int(np.searchsorted(curve[1:], level * total)), count - 1)
         noise = released.sigma * float(np.linalg.norm(root[at] - level * root[-1]))
         lower, value, upper = np.interp(
             [level * total - noise, level * total, level * total + noise], curve, edges
         )
         found.append((float(value), float(upper - lower) / 2))
-    quantiles, errors = (np.array(each).reshape(asked.shape) for each in zip(*found, strict=True))
+    quantiles, errors = (np.array(each).reshape(chosen.shape) for each in zip(*found, strict=True))
     warnings = drowned(float(root[-1] @ released.value), released.sigma * float(np.linalg.norm(root[-1])), "count")
     return released.computed(quantiles, errors, warnings)
 
 
-def cumulative_root(count: int) -> Array:
+def cumulative_root(count: int) -> records.Array:
     """Return the lower triangular matrix whose square adds up: its entries are those of (1 - x)^(-1/2)."""
     steps = np.arange(1, count)
     entries = np.concatenate([[1.0], np.cumprod((2 * steps - 1) / (2 * steps))])

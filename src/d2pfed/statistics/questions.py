@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from d2pfed.errors import ConfigError
+from d2pfed.fields import check_positive
 from d2pfed.statistics.metrics import Metrics, MetricScheme, scored_records
 from d2pfed.statistics.records import Array, Ball
 
@@ -39,8 +40,7 @@ class MetricMeans:
     def __post_init__(self) -> None:
         if not self.metrics:
             raise ConfigError("an evaluation must name its metrics, got none")
-        if not (math.isfinite(self.max_examples) and self.max_examples > 0):
-            raise ConfigError(f"max_examples must be positive and finite, got {self.max_examples:g}")
+        check_positive("max_examples", self.max_examples)
 
     @property
     def size(self) -> int:

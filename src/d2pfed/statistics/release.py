@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 import numpy as np
 
@@ -42,9 +42,8 @@ _CHANGEABLE = ("against", "adjacency", "dropouts", "colluders", "protocol", "uni
 _DEFAULTS = PrivacyTarget(against=SERVER, sampling=Sampling.NONE, dropouts=0.1, colluders=0.1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """How private a statistic is, where it is charged, and how much of the protocol runs."""
+class Asked(TypedDict, total=False):
+    """What a caller may ask of any statistic: the fields of `Terms`."""
 
     epsilon: float
     delta: float | None
@@ -52,6 +51,18 @@ class Terms:
     ledger: Ledger | str | Path | None
     fidelity: str
     seed: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How private a statistic is, where it is charged, and how much of the protocol runs."""
+
+    epsilon: float = 1.0
+    delta: float | None = None
+    privacy: Mapping[str, object] | None = None
+    ledger: Ledger | str | Path | None = None
+    fidelity: str = "auto"
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if self.privacy is not None and not isinstance(self.privacy, Mapping):
@@ -241,6 +252,17 @@ def release(
         numbered = dict(enumerate(contributions))
         total = local_sum(plan, Attempt(run, 0, 0), numbered, ledger, entropy, fidelity=fidelity)
         spent = None if shared is None else ledger.spent()
+    warnings, delta = [], target.effective_delta
+    what, count = ("records", target.records or 0) if terms.of_records else ("clients", target.population)
+    if terms.delta is None and shared is None and count < FEW:
+        warnings.append(f"Delta is {count}^-1.1 = {delta:.2g}, large as {what} are few: state a smaller one.")
+    elif delta >= 1 / count:
+        warnings.append(
+            f"Delta {round_up(delta, 6)} is not below 1 / {what} = {1 / count:g}: publishing a random "
+            f"{target.unit}'s data whole would satisfy it."
+        )
+    if terms.seed is not None:
+        warnings.append("The noise follows from its seed: it protects nobody from whoever knows the seed.")
     found = Statistic(
         name=f"private {name}",
         value=total.astype(np.float64),
@@ -251,7 +273,7 @@ def release(
         plan=plan,
         fidelity=fidelity,
         spent=spent,
-        warnings=_warnings(terms, target, shared),
+        warnings=tuple(warnings),
     )
     return replace(found, standard_error=np.full(len(total), found.sigma))
 
@@ -293,20 +315,3 @@ def _plan(target: PrivacyTarget, bound: float) -> Plan:
     if plan.protocol is Protocol.LATTICE:  # whose secrets are as long as the ring asks for
         return calibrate(replace(target, bits=min(MOST_BITS, plan.ring.bits + SPARE_BITS)))
     return replace(plan, ring=Ring(min(MAX_BITS, plan.ring.bits + SPARE_BITS)))
-
-
-def _warnings(terms: Terms, target: PrivacyTarget, ledger: Ledger | None) -> tuple[str, ...]:
-    found = []
-    what, count = ("records", target.records or 0) if terms.of_records else ("clients", target.population)
-    if terms.delta is None and ledger is None and count < FEW:
-        found.append(
-            f"Delta is {count}^-1.1 = {target.effective_delta:.2g}, large as {what} are few: state a smaller one."
-        )
-    elif target.effective_delta >= 1 / count:
-        found.append(
-            f"Delta {round_up(target.effective_delta, 6)} is not below 1 / {what} = {1 / count:g}: publishing a random "
-            f"{target.unit}'s data whole would satisfy it."
-        )
-    if terms.seed is not None:
-        found.append("The noise follows from its seed: it protects nobody from whoever knows the seed.")
-    return tuple(found)

@@ -15,7 +15,6 @@ from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.secagg.trust import Consistency
 
 app = ServerApp()
-DIMENSION = 16
 
 
 @app.main()
@@ -23,10 +22,10 @@ def main(grid: Grid, context: Context) -> None:
     """Run the planned rounds, and leave the model after each beside the run."""
     config = context.run_config
     directory = Path(str(config["directory"]))
-    cohort, rounds = int(config["cohort"]), int(config["rounds"])
+    cohort, rounds, dimension = int(config["cohort"]), int(config["rounds"]), int(config["dimension"])
     plan = calibrate(
         PrivacyTarget(
-            dimension=DIMENSION,
+            dimension=dimension,
             population=cohort,
             cohort_size=cohort,
             rounds=rounds,
@@ -55,7 +54,7 @@ def main(grid: Grid, context: Context) -> None:
         models[number] = arrays["params"].numpy().tolist()
         return MetricRecord({"norm": float(np.linalg.norm(models[number]))})
 
-    initial = ArrayRecord({"params": Array(np.zeros(DIMENSION, np.float32))})
+    initial = ArrayRecord({"params": Array(np.zeros(dimension, np.float32))})
     seconds = float(config["training-seconds"])
     strategy.start(grid, initial, rounds, seconds, run_config=config, evaluate_fn=evaluate)
     (directory / "models.json").write_text(json.dumps(models))

@@ -3,14 +3,3 @@
 from d2pfed.api.audit.mechanism import MechanismAudit, Worlds, audit_mechanism, audited_plan
 from d2pfed.api.audit.membership import MembershipCurve, attack_membership, write_plot
 from d2pfed.api.audit.training import audit_training
-
-__all__ = [
-    "audit_mechanism",
-    "audited_plan",
-    "MechanismAudit",
-    "Worlds",
-    "audit_training",
-    "attack_membership",
-    "MembershipCurve",
-    "write_plot",
-]

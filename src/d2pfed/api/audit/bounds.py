@@ -18,12 +18,6 @@ _PRECISION = 1e-6  # of a bisection
 _MOST_EPSILON, _MOST_MU = 100.0, 12.0  # beyond them no count of guesses tells anything
 
 
-def check_confidence(confidence: float) -> None:
-    """Refuse a confidence that is no probability between 0 and 1."""
-    if not 0 < confidence < 1:
-        raise ConfigError(f"confidence must be in (0, 1), got {confidence}")
-
-
 def upper_rate(errors: int, trials: int, alpha: float) -> float:
     """Return the Clopper-Pearson bound: the true rate is above it with probability at most `alpha`."""
     if not 0 <= errors <= trials or trials < 1:

@@ -8,8 +8,9 @@ from enum import StrEnum
 import numpy as np
 
 from d2pfed.accounting import SERVER, Adjacency, Sampling, account
-from d2pfed.api.audit.bounds import check_confidence, counted_epsilon, gaussian_epsilon
+from d2pfed.api.audit.bounds import counted_epsilon, gaussian_epsilon
 from d2pfed.errors import ConfigError
+from d2pfed.fields import check_between
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
@@ -103,7 +104,7 @@ def audit_mechanism(
     """
     if trials < 1:
         raise ConfigError(f"trials must be at least 1, got {trials}")
-    check_confidence(confidence)
+    check_between("confidence", confidence, 0, 1)
     if not 1 / MOST_CLIP <= plan.codec.clip <= MOST_CLIP:
         raise ConfigError(
             f"the audit is of clips in [{1 / MOST_CLIP:g}, {MOST_CLIP:g}], whose multiples float32 holds, got "

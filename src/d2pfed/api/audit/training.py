@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d2pfed.accounting import SERVER, Adjacency, Unit
-from d2pfed.api.audit.bounds import check_confidence, one_run_epsilon, one_run_gaussian_epsilon
+from d2pfed.api.audit.bounds import one_run_epsilon, one_run_gaussian_epsilon
 from d2pfed.api.job import Job
 from d2pfed.errors import ConfigError
+from d2pfed.fields import check_between
 from d2pfed.learning import RecordTrainer
 from d2pfed.learning.record_gradients import SiloUnits
 from d2pfed.noise.codec import FloatVector
@@ -234,7 +235,7 @@ def audit_training(
     plan = job.plan
     if plan is None:
         raise ConfigError("a run in the clear claims nothing that an audit could refute")
-    check_confidence(confidence)
+    check_between("confidence", confidence, 0, 1)
     root = Entropy.system() if entropy is None else entropy
     params, population = job.model.initial(), plan.sampling.population
     if plan.unit is Unit.CLIENT:

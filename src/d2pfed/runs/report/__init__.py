@@ -30,8 +30,6 @@ from d2pfed.runs.report.content import (
 )
 from d2pfed.runs.report.plots import Drawing, Ink, Plot, draw, plots_of
 
-__all__ = ["AUDIT", "BASELINE", "Baseline", "RunReport", "keep_plots", "read_report", "write_report"]
-
 _MODE = 0o666  # as the umask allows: a report is for others to read
 MOST_ROWS = 50  # of the table of rounds; the rest is in the metrics
 _DARK = {
@@ -118,16 +116,31 @@ def render(report: RunReport, drawn: Sequence[tuple[Plot, Drawing]]) -> str:
         if plan.committee is not None:
             members = f"{plan.committee.size} of {plan.cohort_size:,} clients"
             size += f" All speak once, and {members} are asked again to open a sum."
+    done, why = summary.rounds, summary.stopped
+    after = f"after round {done:,} of {report.planned_rounds:,}"
+    states = {
+        End.COMPLETE: f"Finished after {done:,} round{'s' * (done != 1)}.",
+        End.STOPPED: f"Finished {after}, by its declared rule: {why}.",
+        End.INTERRUPTED: f"Stopped {after}: {why or 'rounds are left'}. The same command resumes it; the test data "
+        "stay closed until the end.",
+        End.EXHAUSTED: f"Ended {after}: {why}. It cannot go on, and the test data stay closed.",
+    }
     warnings = [] if report.plan_summary is None else list(report.plan_summary.warnings)
     if plan is None:
         warnings.insert(0, "This run was trained in the clear: it protects nobody.")
     elif summary.repeatable:
         warnings.insert(0, "This run repeats from its seed: it protects nobody from whoever knows the seed.")
+    laps = [lap for record in report.rounds for lap in record.exchanges]
+    exchanges = []  # with the median of their seconds and the share of those asked that answered
+    for name in dict.fromkeys(lap.name for lap in laps):
+        own = [lap for lap in laps if lap.name == name]
+        asked, answered = sum(lap.asked for lap in own), sum(lap.answered for lap in own)
+        exchanges.append((name, f"{median(lap.seconds for lap in own):.2f}", f"{answered:,} of {asked:,}"))
     return template.render(
         report=report,
         light={ink.name.lower(): ink.value for ink in Ink},
         dark={ink.name.lower(): colour for ink, colour in _DARK.items()},
-        state=_state(report),
+        state=states[summary.end],
         facts=_facts(report),
         guarantees=[guarantee_text(report, item) for item in summary.guarantees],
         meaning="" if plan is None else " ".join(record_terms(plan)) or meaning(plan.adjacency),
@@ -139,7 +152,7 @@ def render(report: RunReport, drawn: Sequence[tuple[Plot, Drawing]]) -> str:
         size=size,
         fold=_fold_text(report) if report.is_folded and report.rounds else "",
         rows=_rows(report),
-        exchanges=_exchanges(report),
+        exchanges=exchanges,
         plan=() if plan is None else table(json.loads(canonical.encode(plan))),
         digest="" if plan is None else plan.digest.hex(),
     )
@@ -157,18 +170,6 @@ def _fold_text(report: RunReport) -> str:
         f"first round, {median(found):.2g} in the median and {max(found):.2g} at most, with an error of about "
         f"{math.sqrt(2 / length):.2g}. Compression cost what {first}, {middle} and {most} % more noise would have."
     )
-
-
-def _state(report: RunReport) -> str:
-    done, planned, why = report.summary.rounds, report.planned_rounds, report.summary.stopped
-    after = f"after round {done:,} of {planned:,}"
-    return {
-        End.COMPLETE: f"Finished after {done:,} round{'s' * (done != 1)}.",
-        End.STOPPED: f"Finished {after}, by its declared rule: {why}.",
-        End.INTERRUPTED: f"Stopped {after}: {why or 'rounds are left'}. The same command resumes it; the test data "
-        "stay closed until the end.",
-        End.EXHAUSTED: f"Ended {after}: {why}. It cannot go on, and the test data stay closed.",
-    }[report.summary.end]
 
 
 def _facts(report: RunReport) -> list[tuple[str, str, str]]:
@@ -203,17 +204,6 @@ def _facts(report: RunReport) -> list[tuple[str, str, str]]:
         sent = report.plan_summary.traffic.client.sent
         upload = ("Upload", in_bytes(sent), f"per client per round; {summary.upload_bytes:,} bytes are its vector")
     return [*facts, upload, ("Width", f"{width} bits", "per coordinate")]
-
-
-def _exchanges(report: RunReport) -> list[tuple[str, str, str]]:
-    """Return each exchange with the median of its seconds and the share of those asked that answered."""
-    laps = [lap for record in report.rounds for lap in record.exchanges]
-    rows = []
-    for name in dict.fromkeys(lap.name for lap in laps):
-        own = [lap for lap in laps if lap.name == name]
-        asked, answered = sum(lap.asked for lap in own), sum(lap.answered for lap in own)
-        rows.append((name, f"{median(lap.seconds for lap in own):.2f}", f"{answered:,} of {asked:,}"))
-    return rows
 
 
 def _rows(report: RunReport) -> list[dict[str, Sequence[str]]]:

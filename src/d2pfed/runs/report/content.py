@@ -177,12 +177,9 @@ def _read_optional(kind: type[Value], path: Path) -> Value | None:
 
 def _decode(text: str, kind: type[Value], where: str) -> Value:
     try:
-        value = canonical.decode(text, _TYPES)
+        return canonical.decode(text, _TYPES, kind)
     except ConfigError as error:
         raise DamagedFile(f"{where} is damaged: {error}") from error
-    if not isinstance(value, kind):
-        raise DamagedFile(f"{where} is damaged: it must hold a {kind.__name__}, got a {type(value).__name__}")
-    return value
 
 
 def table(plain: Mapping[str, object], where: str = "") -> tuple[tuple[str, str], ...]:

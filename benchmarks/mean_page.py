@@ -1,0 +1,95 @@
+"""The page on private means, docs/mean.md, and its plot: written from the stored rows of `scripts/bench mean`."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import record
+from benchmarks.mean import CURVE, DELTA, LONGEST_MEAN
+
+RESULTS = record.RESULTS / "mean.json"
+_HEAD = """# The error of a private mean
+
+How far is a private mean from the true one, for how many bits? Each of n clients holds a vector of d numbers with
+random signs and length 1. The table and the plot show the mean squared error divided by that of a trusted server
+that adds Gaussian noise at the same epsilon: 1 means that distributing trust costs nothing. The guarantee holds
+against the server, for replace-one neighbors and delta {delta:g}; all clients answer, and none colludes. The ring
+is chosen for means of length up to {longest:g}.
+
+![Error against bits](img/mean.png)
+
+*n = {clients:,}, d = {dimension}: error against bits per coordinate. A mechanism is missing where so few bits
+cannot hold its sum.*
+
+The literature states its results for these figures in words. Kairouz, Liu and Steinke (2021) report that the
+distributed discrete Gaussian (`ddgauss`) essentially matches central privacy with less than 16 bits per value;
+Agarwal, Kairouz and Liu (2021) report the accuracy of the continuous Gaussian for `skellam`, at low precision as
+well. Chen, Choquette-Choo, Kairouz and Suresh (2022) prove that about min(n² ε², d) bits per client suffice and are
+necessary, up to logarithms, and train with 1.2 bits per parameter by sparse random projections; the rows `1/4` and
+`1/16` are our fold, which sends that share of the coordinates. The Poisson binomial mechanism (Chen, Özgür and
+Kairouz 2022) is not measured: its accounting is not part of this project.
+
+## Sizes
+
+Error over a trusted server's, with bits per coordinate in brackets. Each number averages at least {least:,} squared
+errors, so its relative standard error is at most {spread:.0%}. An empty cell: the mechanism cannot keep the target
+there.
+
+"""
+
+
+def write(docs: Path, results: Path = RESULTS) -> Iterator[Path]:
+    """Write the page and its plot, if `scripts/bench mean` has left its rows."""
+    if not results.exists():
+        return
+    found = json.loads(results.read_text())
+    rows = found["benchmarks"]["mean"]["rows"]
+    curve, grid = ([row for row in rows if row["what"] == what] for what in ("curve", "grid"))
+    least = min(row["sums"] * row["dimension"] for row in rows)
+    head = _HEAD.format(
+        delta=DELTA,
+        longest=LONGEST_MEAN,
+        clients=CURVE[0],
+        dimension=CURVE[1],
+        least=least,
+        spread=(2 / least) ** 0.5,
+    )
+    made = f"\nMade by `scripts/bench mean` ({record.line(found)}).\n"
+    page, plot = docs / "mean.md", docs / "img" / "mean.png"
+    page.write_text(head + "\n".join(_table(grid)) + "\n" + made)
+    yield page
+    _plot(curve, plot)
+    yield plot
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    names = list(dict.fromkeys(row["mechanism"] for row in rows))
+    names.sort(key=lambda name: not name.startswith("centered"))
+    cells = {
+        (row["clients"], row["dimension"], row["epsilon"], row["mechanism"]): f"{row['ratio']:.3f} ({row['bits']})"
+        for row in rows
+    }
+    yield "| n | d | ε | " + " | ".join(f"`{name}`" for name in names) + " |"
+    yield "|---" * (3 + len(names)) + "|"
+    for clients, dimension, epsilon in dict.fromkeys(key[:3] for key in cells):
+        shown = [cells.get((clients, dimension, epsilon, name), "") for name in names]
+        yield f"| {clients:,} | {dimension:,} | {epsilon:g} | " + " | ".join(shown) + " |"
+
+
+def _plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    from matplotlib.figure import Figure  # noqa: PLC0415 - a benchmark runs without it
+
+    epsilons = sorted({row["epsilon"] for row in rows})
+    figure = Figure(figsize=(3.2 * len(epsilons), 3.6), dpi=160, layout="constrained")
+    panels = figure.subplots(1, len(epsilons), sharey=True, squeeze=False)[0]
+    for axes, epsilon in zip(panels, epsilons, strict=True):
+        for name in dict.fromkeys(row["mechanism"] for row in rows):
+            points = [(r["bits"], r["ratio"]) for r in rows if r["mechanism"] == name and r["epsilon"] == epsilon]
+            if points:
+                axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=4, label=name)
+        axes.axhline(1.0, color="0.5", linestyle=":", label="trusted server")
+        axes.set(title=f"epsilon {epsilon:g}", xlabel="bits per coordinate", yscale="log", ylim=(0.9, 40))
+    figure.axes[0].set_ylabel("squared error / a trusted server's")
+    figure.axes[-1].legend(frameon=False, fontsize=8)
+    figure.savefig(path)
