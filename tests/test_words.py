@@ -84,7 +84,6 @@ src/d2pfed/ledger/store.py
 src/d2pfed/noise/codec.py
 src/d2pfed/numerics/randomness.py
 src/d2pfed/numerics/rotation.py
-src/d2pfed/nvflare/tasks.py
 src/d2pfed/plan/bounds.py
 src/d2pfed/plan/describe.py
 src/d2pfed/plan/plan.py

@@ -43,8 +43,8 @@ class Sender(Protocol):
 class TaskEngine:
     """NVFlare's tasks (`deploy.transport.Engine`).
 
-    An answer that nobody has asked for until its request's time was over is handed out all the same, so that the
-    transport counts it as late.
+    An answer that was not collected within its request's time is handed out then, so that the transport counts it as
+    late.
     """
 
     sender: Sender
