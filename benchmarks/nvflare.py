@@ -126,6 +126,10 @@ def bench(sites: int, rounds: int, repeats: int, silos: int, silo_rounds: int) -
             yield _timed(job.what, silos, lambda: run(job, network, "silos", silos, silo_rounds))
 
 
+def _seconds(case: Case) -> list[float]:
+    return [measure(case, 900.0).seconds or 0.0]
+
+
 def _take_turns(sites: int, rounds: int, repeats: int) -> Iterator[Measured]:
     with TemporaryDirectory() as directory, _network(Path(directory), sites) as network:
         network.bring_up(*network.names)
@@ -135,9 +139,7 @@ def _take_turns(sites: int, rounds: int, repeats: int) -> Iterator[Measured]:
                 yield _timed(job.what, sites, train)
             for way in (Way.PLAIN, Way.PRIVATE, Way.STANDING):
                 case = Case(way, Executor.WARM, sites, rounds)
-                yield _timed(
-                    f"Flower, {NAMES[way]}", sites, lambda case=case: [measure(case, 900.0).seconds or 0.0]
-                )
+                yield _timed(f"Flower, {NAMES[way]}", sites, partial(_seconds, case))
 
 
 def _timed(what: str, sites: int, train: Callable[[], list[float]]) -> Measured:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -15,7 +15,7 @@ from d2pfed.accounting.allocation import HiddenBlocks
 from d2pfed.accounting.amplification import epsilon_of
 from d2pfed.accounting.composition import filtered_epsilon
 from d2pfed.accounting.events import Release, Sampling, Unit
-from d2pfed.accounting.filters import Filter, PlanCost
+from d2pfed.accounting.filters import Filter, FilterDecision, PlanCost
 from d2pfed.accounting.observers import RELEASED
 from d2pfed.accounting.profiles import gaussian_epsilon
 
@@ -134,7 +134,7 @@ def _budget(population: int, epsilon: float, delta: float) -> tuple[float, float
         )  # fmt: skip
         return PlanCost(release, rounds, rounds)
 
-    def charged(sigma: float, budget: float = math.inf):  # noqa: ANN202 - a decision
+    def charged(sigma: float, budget: float = math.inf) -> FilterDecision:
         return Filter(budget, delta, RELEASED).charge([plan(size, 1 / sigma), plan(size // 2, 1.2 / sigma)])
 
     sigma = _solve(lambda sigma: charged(sigma).composed_epsilon, epsilon, 0.02)
@@ -150,7 +150,7 @@ def _budget(population: int, epsilon: float, delta: float) -> tuple[float, float
     return after if has_units else added, after, product
 
 
-def _solve(falling, wanted: float, precision: float = 1e-3) -> float:  # noqa: ANN001 - from a float to a float
+def _solve(falling: Callable[[float], float], wanted: float, precision: float = 1e-3) -> float:
     low, high = 1e-3, 1e4
     while high > (1 + precision) * low:
         middle = math.sqrt(low * high)

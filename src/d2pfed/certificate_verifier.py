@@ -166,7 +166,7 @@ def _read(value: object, kind: Any) -> Any:  # noqa: ANN401 - a type, and a valu
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One charged run: so many equal releases, and all that their cost depends on."""
+    """One charged run: a number of equal releases, and all that their cost depends on."""
 
     run: str
     row: str  # of the ledger: its number and its hash
@@ -493,10 +493,10 @@ def block_epsilon(part: Part, delta: float, known: float) -> float:
         law = np.bincount(low, chances * (low + 1 - at), points)  # what falls between two points is divided
         law += np.bincount(low + 1, chances * (at - low), points)
         size = 1 << math.ceil(math.log2(points * count))
-        law = np.fft.irfft(np.fft.rfft(law, size) ** count, size)
+        summed = np.fft.irfft(np.fft.rfft(law, size) ** count, size)
         total = count * values[0] + np.arange(size) * (values[-1] - values[0]) / (points - 1)
         excess = np.maximum(total - (alpha - 1) * (1 / rate - count), 0.0)
-        return rate * float((excess * law).sum()) <= delta * math.exp(-slack)
+        return rate * float((excess * summed).sum()) <= delta * math.exp(-slack)
 
     low, high = 0.0, known
     while high - low > TOLERANCE / 10 * high:
@@ -805,7 +805,7 @@ def units_over(run: Sequence[Any], unit: Sequence[Any], slack: float, step: floa
 
 
 def _profile(losses: Any, step: float, top: int) -> Floats:  # noqa: ANN401 - dp-accounting has no types
-    """Return delta at so many grid points from 0 on; beyond them the slack of a comparison alone is enough."""
+    """Return delta at the first grid points from 0 on; beyond them the slack of a comparison alone is enough."""
     dense = losses.to_dense_pmf()
     masses, first = np.asarray(dense._probs), dense._lower_loss  # noqa: SLF001 - its own loop takes seconds
     seen = np.arange(top + 1)

@@ -52,7 +52,7 @@ class Cohorts:
 def shuffle_seed(run: str, number: int) -> int:
     """Return the seed of the clients' shuffles in a round: public, and another one in every round of every run.
 
-    The round's number is in its upper bits: whoever trains by a schedule finds it there.
+    The round's number is in its upper bits, where training by a schedule finds it.
     """
     return number << _SEED_BITS | int.from_bytes(digest("shuffle", run, number)[: _SEED_BITS // 8], "little")
 

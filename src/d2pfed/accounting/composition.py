@@ -30,7 +30,7 @@ class AdditiveCost:
     values: tuple[float, ...]
 
     def times(self, count: int) -> "AdditiveCost":
-        """Return the cost of so many equal releases."""
+        """Return the cost of `count` equal releases."""
         return AdditiveCost(tuple(count * value for value in self.values))
 
     def __add__(self, other: "AdditiveCost") -> "AdditiveCost":
@@ -83,7 +83,7 @@ def smoothing_gap(width: float, smoothing: float) -> float:
 
 
 def surrogate(noise: DiscreteGaussianSum, releases: int) -> Surrogate | None:
-    """Return the widest Gaussian whose slack over so many releases is negligible; None if the noise is too narrow.
+    """Return the widest Gaussian whose slack over these releases is negligible; None if the noise is too narrow.
 
     Guarantee: with T releases and e0 = slack, delta(epsilon) <= exp(T e0) delta_Gauss(epsilon - 2 T e0).
     Proof: theory.md#surrogate. Checked: test_accounting_oracle.py.
@@ -112,7 +112,7 @@ NoiseCost = Callable[[Noise, int], AdditiveCost]
 
 
 def has_gaussian(noise: Noise, releases: int) -> bool:
-    """Return whether a continuous Gaussian can stand for the noise over so many releases."""
+    """Return whether a continuous Gaussian can replace the noise over these releases."""
     return math.isfinite(gaussian_cost(noise, 1, releases).values[1])
 
 

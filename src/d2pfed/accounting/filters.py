@@ -47,12 +47,12 @@ class ReferenceRound:
 
     @staticmethod
     def of(pair: DominatingPair, rounds: int, delta: float) -> "ReferenceRound":
-        """Return the unit for budgets of about so many rounds."""
+        """Return the unit for budgets of about this number of rounds."""
         tail = max(delta * _TAIL / rounds, 1e-300)
         return ReferenceRound(pair, tail_epsilon(pair.forward, tail) / _POINTS, tail)
 
     def epsilon(self, fixed: Counts, units: int, delta: float, slack: float) -> float:
-        """Return epsilon of fixed releases and so many units, with the slack of surrogates."""
+        """Return epsilon of fixed releases and a number of units, with the slack of surrogates."""
         counts = dict(fixed)
         counts[self.pair] = counts.get(self.pair, 0) + units
         total = composed(
@@ -104,7 +104,7 @@ def _losses(reference: ReferenceRound, pair: DominatingPair) -> tuple[LossPmf, L
 
 
 # Shares of delta, fixed before anything is seen, once there is more than what was declared.
-_SLACK_SHARE = 0.05  # for caps, and for plans that the reference covers but for a little
+_SLACK_SHARE = 0.05  # for caps, and for plans that the reference nearly covers
 _BASIC_SHARE = 0.05  # for plans that are added up one by one
 _SURROGATE_SLACK = 1e-5  # of all surrogates together
 _SMOOTHED = 1 << 16  # releases that share the slack

@@ -62,7 +62,7 @@ class DiscreteGaussianSum(_Law):
         return self.sigma**2
 
     def rdp(self, radii: int, orders: FloatArray) -> FloatArray:
-        """Return an upper bound on the Renyi curve for real centers so many radii apart. Proof: theory.md#sums."""
+        """Return an upper bound on the Renyi curve for real centers this many radii apart. Proof: theory.md#sums."""
         sigma, contributors = float(self.sigma), self.contributors
         ratio = radii * float(self.radius) / (sigma * math.sqrt(contributors))
         one = orders / (orders - 1) * two_sided(theta_tail(sigma * math.sqrt(contributors)))
@@ -87,7 +87,7 @@ class SkellamSum(_Law):
         return self.variance
 
     def rdp(self, radii: int, orders: FloatArray) -> FloatArray:
-        """Return the Renyi curve for neighbors so many radii apart, at integer orders (Agarwal, Kairouz and Liu 2021).
+        """Return the Renyi curve of neighbors at a distance in radii, at integer orders (Agarwal, Kairouz and Liu 2021).
 
         Proof: theory.md#skellam. Checked: test_accounting_rdp.py against exact divergences.
         """
@@ -122,7 +122,7 @@ class ContinuousGaussian(_Law):
         return self
 
     def rdp(self, radii: int, orders: FloatArray) -> FloatArray:
-        """Return the Renyi curve for neighbors so many radii apart."""
+        """Return the Renyi curve for neighbors this many radii apart."""
         return gaussian_rdp(orders, radii * float(self.radius) / self.sigma)
 
 

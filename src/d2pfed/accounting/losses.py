@@ -8,6 +8,7 @@ delta is.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -250,6 +251,10 @@ class _Moments:
     variance: float
 
 
+def _is_tilted_below(log_pmfs: Sequence[_LogPmf], goal: float, slope: float) -> bool:
+    return _tilt(log_pmfs, slope).mean < goal
+
+
 def _tilt(log_pmfs: Sequence[_LogPmf], slope: float) -> _Moments:
     """Return the moments of the sum of all losses."""
     each = [pmf.tilted(slope) for pmf in log_pmfs]
@@ -315,7 +320,7 @@ def profile_bounds(pmfs: CountedPmfs, top: int) -> tuple[FloatArray, FloatArray]
             lower[begin:end] = np.maximum(lower[begin:end], low[begin - first : end - first])
             upper[begin:end] = np.minimum(upper[begin:end], high[begin - first : end - first])
         goal = moments.mean + _APART * (math.sqrt(moments.variance) + step)
-        slope = _root(lambda slope, goal=goal: _tilt(log_pmfs, slope).mean < goal)
+        slope = _root(partial(_is_tilted_below, log_pmfs, goal))
     upper = np.minimum.accumulate(upper) + infinite + _SMALLEST_TAIL
     return np.maximum.accumulate(lower[::-1])[::-1], upper
 
@@ -394,7 +399,7 @@ class PrivacyLossDistribution:
     slack: float  # of all surrogates inside them
 
     def times(self, count: int) -> "PrivacyLossDistribution":
-        """Return the cost of so many equal releases."""
+        """Return the cost of `count` equal releases."""
         pmfs = tuple((forward, backward, count * times) for forward, backward, times in self.pmfs)
         return PrivacyLossDistribution(pmfs, count * self.slack)
 

@@ -296,7 +296,7 @@ def _of_records(noise: Noise, batches: BatchSampling, count: int, delta: float) 
 
 
 def round_up(value: float, digits: int) -> str:
-    """Return a bound in at most so many significant digits, none of which is too small.
+    """Return a bound in at most this many significant digits, none of which is too small.
 
     Guarantee: read as a number, the text is at least `value`. Checked: test_accounting_formatting.py.
     """

@@ -1,6 +1,6 @@
 """Privacy profiles of releases, plain or behind cohorts or coins: delta as a function of epsilon, for epsilon >= 0.
 
-Those of Gaussians are exact but for rounding, which errs upwards; those of other noise follow from its Renyi curve.
+Those of Gaussians are exact up to rounding, which errs upwards; those of other noise follow from its Renyi curve.
 """
 
 import math
@@ -34,7 +34,7 @@ WIDEST = 600.0  # epsilon whose exponential is still in the range of doubles
 
 
 def relative_guard(ratio: float) -> float:
-    """Return by which share a profile of Gaussians so many standard deviations apart may be wrong, at most.
+    """Return the maximum relative error of a profile of Gaussians this many standard deviations apart.
 
     Guarantee: of values above 1e-300. Proof: theory.md#gaussian. Checked: test_accounting_pld_profiles.py.
     """
@@ -60,7 +60,7 @@ def scaled_density(at: FloatArray, exponent: FloatArray | float) -> FloatArray:
 def gaussian_delta(epsilon: npt.ArrayLike, ratio: float) -> FloatArray:
     """Return the delta of one Gaussian release whose shift is `ratio` standard deviations, for epsilon >= 0.
 
-    Guarantee: the smallest delta at that epsilon, but for `relative_guard`. Proof: theory.md#gaussian.
+    Guarantee: the smallest delta at that epsilon, up to `relative_guard`. Proof: theory.md#gaussian.
     """
     from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load
 
@@ -111,7 +111,7 @@ class SampledGaussian:
     kind: PairKind
     ratio: float  # shift over sigma; the shift is two radii for `FIXED_SIZE` unless the rate is 1, else one radius
     rate: float  # the probability that a unit is in the release
-    slack: float = 0.0  # what it costs to put a Gaussian in the place of the true noise
+    slack: float = 0.0  # the cost of replacing the true noise by a Gaussian
     coins: int = 1  # how many independent coins one person has, for `POISSON_ZERO_OUT`
 
     @property
@@ -230,7 +230,7 @@ def poisson_replace_delta(epsilon: FloatArray, ratio: float, rate: float) -> Flo
 def several_coins_delta(epsilon: FloatArray, ratio: float, rate: float, coins: int) -> FloatArray:
     """Return the profile of the mixture against zero, rounded up.
 
-    Guarantee: dominates every person whose records are within the radius in each of so many silos, if all coins are
+    Guarantee: dominates every person whose records are within the radius in each of that many silos, if all coins are
     independent. Proof: theory.md#records. Checked: test_accounting_records.py against quadrature and dp-accounting.
     """
     from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load
@@ -312,7 +312,7 @@ class SampledRdp:
     noise: Noise
     radii: int  # how many clip radii neighbors are apart: two behind a cohort
     rate: float  # the probability that a client is in the cohort
-    slack: float = 0.0  # no Gaussian stands in the place of the noise
+    slack: float = 0.0  # no Gaussian replaces the noise
     backward: None = None  # the reversed order is the same
 
     @property

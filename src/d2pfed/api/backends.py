@@ -167,7 +167,7 @@ def start_backend(
     seconds: float,
     is_ours: bool = False,
 ) -> tuple[Backend, str]:
-    """Start what trains clients for about so many seconds; return it and a line that says why it is that one.
+    """Start what trains clients for about this many seconds; return it and a line that says why it is that one.
 
     `trial` has the parameters and the client that workers are tried with. `is_ours`: model and clients are this
     package's own, so this process may be forked. Workers that are asked for by name and cannot be had are refused.

@@ -66,13 +66,13 @@ _EVALUATION: Json = {
 _NOT_COVERED = [
     "What the model's evaluation data reveal: metrics are computed on data that the guarantee is not about.",
     "Clients that hold data about the same person: the unit is the one that is stated.",
-    "A client whose machine or app is not its own: whoever reads its memory has its data and its noise.",
+    "A client whose machine or app is not its own: anyone who reads its memory has its data and its noise.",
     "Side channels, availability, and poisoned updates within the clip.",
 ]
 _LAST = "the last run; each event has that of its own"
 _SIMULATION = (
     "A server that keeps to the protocol. If all clients ran in one process (a simulation), that process had all data "
-    "and all noise, and whoever controls it must be trusted."
+    "and all noise, and its operator must be trusted."
 )
 _DEPLOYMENT = (
     "Enrolled clients under a roster that an authority has signed. The server may deviate from the protocol and "
@@ -297,7 +297,7 @@ def run_facts(run: Path, report: RunReport, plan: Plan, own: ChargedRun) -> Json
         },
         "colluders": {
             "of_a_cohort": plan.colluders,
-            "means": "so many clients of a cohort may tell the server all they know; `against` colluding names them",
+            "means": "that many clients of a cohort may tell the server all they know; `against` colluding names them",
         },
         "dropouts": {
             "tolerated": plan.cohort_size - plan.quorum,

@@ -26,10 +26,10 @@ _OWNER_BYTES = 8  # of a run's identity, by which its ledger knows its directory
 _MODE = 0o666  # as the umask allows: a certificate is for others to read
 _TO_FILL = "to be filled in by the data curator"
 _OBSERVED = {
-    "released": "whoever sees the released models and nothing of who took part",
+    "released": "anyone who sees the released models and not who took part",
     "server": "the server, which knows every sum and every cohort",
     "client": "another client of a cohort",
-    "colluding": "the server together with so many clients of a cohort",
+    "colluding": "the server together with that many clients of a cohort",
     "alone": "the server together with all other clients",
 }
 _SCOPES = {"run": "this run", "composed": "the runs so far", "budget": "all runs of the ledger"}

@@ -89,7 +89,7 @@ def fit(
             there is none. Another module, function or data set than it was begun with is refused and named. What was
             found is said first, and in the result's notes: a finished run is not trained again.
         seed: A number fixes a named model's initial parameters, cohorts, order and noise, whatever the run is called;
-            it protects nobody from whoever knows it. Not with a shared ledger.
+            anyone who knows it can remove the noise. Not with a shared ledger.
         run: How the run is carried out, a `RunOptions` or a dictionary of its fields: name, ledger, baseline,
             evaluate_every, progress, callbacks, backend, workers, address, dropouts, fidelity, stop_is_blind,
             partition, data.

@@ -30,7 +30,7 @@ class FitResult:
         stop_guarantee: What an early stop at a declared milestone leaves, against the plan's observer; None otherwise.
         history: A record per round.
         norm_quantiles: Of the norms of the clients' updates, by their level; empty in a private run, where they are
-            nobody's to see.
+            private.
         not_finite: How many updates counted as zero, for being NaN or infinite or as their client's training failed;
             None in a private run, as above.
         directory: Where plan, ledger, named arrays (model.safetensors), metrics and report.html are.
@@ -59,7 +59,7 @@ class FitResult:
         """What a user should know before trusting or sharing the module."""
         own = () if self.plan_summary is None else self.plan_summary.warnings
         if self.summary.repeatable and self.guarantees:
-            return (*own, "This run repeats from its seed: it protects nobody from whoever knows the seed.")
+            return (*own, "This run repeats from its seed: anyone who knows the seed can remove the noise.")
         return own
 
     def __repr__(self) -> str:

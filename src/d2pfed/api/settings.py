@@ -103,7 +103,7 @@ class Training:
                 raise ConfigError(f"{name} must be a function or one of the other names, got own")
 
     def local(self, rounds: int, **steps: Any) -> learning.LocalTraining:  # noqa: ANN401 - its fields
-        """Return how a client trains in a run of so many rounds; `steps` are lr, epochs and batch_size."""
+        """Return how a client trains in a run of this many rounds; `steps` are lr, epochs and batch_size."""
         shared = {
             each.name: getattr(self, each.name)
             for each in fields(learning.LocalTraining)
@@ -164,7 +164,7 @@ class EarlyStop:
         return f"{self.metric} has not improved for {idle} evaluations"
 
     def guarantee(self, plan: Plan, charged: int) -> Guarantee | None:
-        """Return what a run that stopped after so many charged attempts may state beside its plan's guarantee."""
+        """Return what a run that stopped after this many charged attempts may state besides its plan's guarantee."""
         if not self.milestones:
             return None
         stops = (*(stop for stop in self.milestones if stop < plan.max_attempts), plan.max_attempts)

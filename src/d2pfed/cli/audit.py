@@ -183,7 +183,7 @@ def membership(
 
 
 def require_trusted(name: str, given: str | None, option_name: str) -> str:
-    """Return what to load, given here or named by a run; code that only the run names is that of whoever made it."""
+    """Return what to load, given here or named by a run; code that only the run names comes from its maker."""
     if given is None and not name:
         raise ConfigError(
             f"the run is over a user's own clients: name a function that makes them again by {option_name}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 OBSERVED = {
-    "released": "whoever sees only the models",
+    "released": "anyone who sees only the models",
     "server": "the server itself",
     "client": "another client of a cohort",
     "colluding": "the server and some clients",

@@ -98,7 +98,7 @@ def train(  # noqa: PLR0917 - one dictionary for each settings class
     seed: Annotated[
         int | None,
         option(
-            "Repeat a run exactly; whoever knows the seed can remove the noise. Default: the system's entropy."
+            "Repeat a run exactly; anyone who knows the seed can remove the noise. Default: the system's entropy."
         ),
     ] = None,
     baseline: Annotated[Path | None, option("A run that the report shows beside this one. Default: none.")] = None,
@@ -201,7 +201,7 @@ def _print(result: FitResult) -> None:
     if summary.tuning:
         console.print(f"Tuning: {summary.tuning}.")
     if summary.repeatable:
-        console.print("This run repeats from its seed: it protects nobody from whoever knows the seed.")
+        console.print("This run repeats from its seed: anyone who knows the seed can remove the noise.")
     console.print(
         f"Plan, ledger, model and metrics are in {summary.directory}; the report is {summary.directory}/report.html.",
         soft_wrap=True,

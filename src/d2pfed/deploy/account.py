@@ -43,7 +43,7 @@ class ClientSpending:
         return sum(release.run == run for release in self.releases)
 
     def epsilon(self, delta: float, more: Sequence[Release] = ()) -> float:
-        """Return what it costs against the server and the colluders of the plans, with so many releases more."""
+        """Return what it costs against the server and the colluders of the plans, with this many more releases."""
         return math.inf if self.is_all_spent else client_epsilon([*self.releases, *more], delta)
 
 

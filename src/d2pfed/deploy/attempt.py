@@ -38,7 +38,7 @@ from d2pfed.secagg.wire import MessageKind, kind_of
 
 _log = logging.getLogger("d2pfed.deploy")
 
-RESTARTS = 100  # of a server in one run: what it had begun before is begun anew
+RESTARTS = 100  # of a server in one run: what it had begun before begins again
 UNCHARGED_A_DAY = 1000  # attempts and epochs that came to nothing, over all runs
 _DAY = 86_400
 
@@ -323,10 +323,10 @@ def verdict_of(policy: Policy) -> bytes:
 
 
 def require_beginnings_left(history: ClientHistory, run: str, plan: Plan) -> None:
-    """Refuse to begin more often than a run of this plan needs: each time leaves a row in this client's log for ever.
+    """Refuse to begin more often than a run of this plan needs: each time leaves a permanent row in this client's log.
 
     A run begins as often as it has attempts, at most; with standing keys, once and after void attempts. Names of runs
-    cost nothing, so what comes to nothing is bounded over all runs, by the day. Sessions are counted: a member at its
+    cost nothing, so failed attempts are bounded over all runs, by the day. Sessions are counted: a member at its
     cap has two rows of one, its key's and its silent vector's.
     """
     most = min(plan.attempts_per_round * plan.max_attempts, MOST_ATTEMPTS) + RESTARTS

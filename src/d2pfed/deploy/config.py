@@ -22,8 +22,8 @@ from d2pfed.secagg.wire import ID_LIMIT
 
 NODE_SETTING = "d2pfed-directory"  # in the SuperNode's --node-config
 APP_SETTING = "d2pfed-app"  # there, too: which app answers; `d2pfed-node` sets it to the app that it has loaded
-SIMULATION_VARIABLE = "D2PFED_SIMULATION"  # set by whoever starts a simulation; no server can set it
-NOBODY = bytes(KEY_BYTES)  # in the place of the authority where nobody is enrolled
+SIMULATION_VARIABLE = "D2PFED_SIMULATION"  # set by the process that starts a simulation; no server can set it
+NOBODY = bytes(KEY_BYTES)  # instead of an authority's key, where nobody is enrolled
 
 _TYPES = {
     "client": int,
@@ -68,7 +68,7 @@ delta = 1e-5
 # With tables like this one no other app is served; without, every app that this client's node runs.
 # [apps."publisher/name"]
 # epsilon = 2.0  # what this app may spend of the budget; all of it unless stated
-# policy = {{ requests = ["training"] }}  # its own rules in the place of those above
+# policy = {{ requests = ["training"] }}  # its own rules instead of those above
 """
 
 

@@ -65,7 +65,7 @@ class Monitor:
     """Tells of each round: to the log, to the app's functions, and to a file without a word of a client or node."""
 
     directory: Path
-    run: str  # the label of every figure, so that runs on one machine are told apart
+    run: str  # the label of every figure, so that runs on one machine are distinguished
     plan: Plan
     refusals: Counter[str]
     callbacks: Sequence[Callback]
@@ -133,6 +133,6 @@ class Monitor:
         replace_file(self.directory / FILE, ("\n".join(lines) + "\n").encode(), mode=0o644)
 
     def _charged_epsilon(self, attempts: int) -> float:
-        """Return what so many charged attempts cost against the server, at the least noise that the plan allows."""
+        """Return what this many charged attempts cost against the server, at the least noise that the plan allows."""
         least = self.plan.release("", 0, 0, (), self.plan.quorum)
         return run_guarantee(least, attempts, SERVER, self.plan.delta, self.plan.max_participations).epsilon

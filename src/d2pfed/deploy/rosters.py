@@ -47,7 +47,7 @@ DEPTH = 12  # 4,096 draws for all runs under one roster
 _FILE, _HEAD_FILE = "roster", "roster-head"  # in a client's directory
 _ID_BYTES, _KEY_BYTES = 8, 8  # of a position's record
 _RECORD_BYTES = _ID_BYTES + _KEY_BYTES + POSITION_BYTES
-_SPARE_RECORDS = 1 << 10  # that a file of positions may hold beside the latest ones before it is written anew
+_SPARE_RECORDS = 1 << 10  # that a file of positions may hold beside the latest ones before it is written again
 
 Clock = Callable[[], float]
 
@@ -72,7 +72,7 @@ def read_roster(file: Path, authority: str) -> SignedRoster:
 
 
 def accept_roster(config: ClientConfig, data: bytes, clock: Clock = time.time) -> tuple[Enrolment, ClientHistory]:
-    """Return the enrolment under a roster, whoever brought it, if this client may go by it; the log knows it then.
+    """Return the enrolment under a roster, from any sender, if this client may go by it; the log knows it then.
 
     Guarantee: never an older roster than one before, never two of one serial, never an expired one, never one whose
     authority knows of a later position than this log holds. Checked: test_flower_rosters.py.
@@ -235,7 +235,7 @@ class Draws:
         if data is None or len(data) != 1 + KEY_BYTES:
             raise ConfigError(f"{file} holds no draws; see `d2pfed roster draws`")
         self.tree = DrawTree(Entropy(data[1:], is_replayed=False), data[0])
-        self._used = file.with_name(f"{file.name}.{self.tree.root.hex()[:16]}.used")  # the next tree begins anew
+        self._used = file.with_name(f"{file.name}.{self.tree.root.hex()[:16]}.used")  # the next tree begins again
         self._earlier = file.with_name(f"{file.name}.used")  # its name in earlier releases
         if (roster.depth, roster.root) != (self.tree.depth, self.tree.root):
             raise ConfigError(f"the roster {roster.serial} was signed for other draws than those in {file}")

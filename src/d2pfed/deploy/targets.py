@@ -55,7 +55,7 @@ def read_server_directory(run_config: Mapping[str, object]) -> tuple[Path, Signe
     if not roster.exists():
         return run, None, None
     if not authority.exists():
-        raise ConfigError(f"{authority} must hold the public key of whoever has signed the roster")
+        raise ConfigError(f"{authority} must hold the public key that signed the roster")
     return run, read_roster(roster, authority.read_text().strip()), draws if draws.exists() else None
 
 

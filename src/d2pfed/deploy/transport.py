@@ -221,7 +221,7 @@ class NodeRegistry:
         """Wait until a whole cohort is there, but no longer than `patience` (None: `joining`); return those who are.
 
         Once a quorum is there, the others have the deadlines' grace, and who did not use it is not waited for again. An
-        announcement lives for `joining` all the same: its answer may be taken at the next wait.
+        announcement lives for `joining` nevertheless: its answer may be taken at the next wait.
         """
         begun, wanted = time.monotonic(), set(cohort)
         until = begun + (deadlines.joining if patience is None else patience)
@@ -315,7 +315,7 @@ class NodeRegistry:
 class ClientExchange:
     """The exchanges of a run with clients behind an engine's nodes (`secagg.Exchange`).
 
-    `before` hears the kind of an exchange before its first request. After `quorum` answers the others have the grace,
+    `before` is told the kind of an exchange before its first request. After `quorum` answers the others have the grace,
     after `members` where only a committee is asked. With `needs_all` one missing vector costs everybody an attempt: the
     others have several times as long as the slowest vector so far, and keys are waited for until the deadline. The
     `blob`, which frames end with or name, is sent to a node until it has answered, and again if it has lost it.

@@ -1,6 +1,6 @@
 """Flower's private runtime interface, for one minor version: the only file with names that Flower keeps to itself.
 
-A SuperNode that was started with `--isolation process` hands its messages to whoever asks for them at its runtime API.
+A SuperNode that was started with `--isolation process` hands its messages to any process that asks its runtime API.
 This is such an asker. Checked: test_flower_node.py, which fails when a name or a signature that is used here changes.
 """
 
@@ -204,7 +204,7 @@ def answer(runtime: Runtime, token: str, apps: Apps) -> None:
         with apps.load(run, fab) as (name, app):
             context.node_config[APP_SETTING] = name  # what this process has loaded, whatever a run is called
             reply = app(message=message, context=context)
-    except Exception as error:  # noqa: BLE001 - whatever it was, the server must hear that this client has failed
+    except Exception as error:  # noqa: BLE001 - whatever it was, the server must learn that this client has failed
         _log.exception("a message cannot be answered")
         cause = error.__cause__ or error
         is_ours = isinstance(cause, (PeerError, ConfigError)) and not isinstance(cause, FileError)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-MOST_VALUES = 4096  # of an array that are read; of a larger one, so many that are evenly spaced
+MOST_VALUES = 4096  # of an array that are read; of a larger one, this number, evenly spaced
 MOST_ITEMS = 10_000  # of a list or dictionary, as above
 MOST_GROUPS = 64  # of clients, by which a difference is named
 _ATOMS = (

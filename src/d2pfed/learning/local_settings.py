@@ -141,7 +141,7 @@ class LocalTraining:
         )
 
     def step_factor(self, done: int, steps: int) -> float:
-        """Return the factor of the learning rate after so many of a client's steps."""
+        """Return the factor of the learning rate after this many of a client's steps."""
         return _factor(self.step_schedule, done / steps)
 
     def schedule(self, count: int, generator: np.random.Generator) -> IntVector:

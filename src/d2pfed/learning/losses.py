@@ -72,7 +72,7 @@ def logits_of(outputs: Any) -> Any:  # noqa: ANN401 - what a user's module retur
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ByRow:
-    """A loss of torch whose rows are told apart."""
+    """A loss of torch whose rows are kept separate."""
 
     loss: nn.Module
 

@@ -33,7 +33,7 @@ _WHOLE_ROWS = (
 _CHUNK_BYTES = 1 << 23  # of the gradients of a chunk: they should not leave the cache
 _TRIED = 8  # rows that the trial puts in other places
 
-_log = logging.getLogger("d2pfed.learning")  # of whoever holds the records
+_log = logging.getLogger("d2pfed.learning")  # read where the records are
 
 
 @dataclass(slots=True, eq=False)

@@ -116,7 +116,7 @@ def product(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def _aligned(matrices: torch.Tensor) -> torch.Tensor:
-    """Return matrices that each begin at a multiple of 64 bytes, or are all the same one."""
+    """Return matrices that each begin at a multiple of 64 bytes, or are one and the same."""
     step = _ALIGNED // matrices.element_size()
     stride, (down, right) = matrices.stride(0), matrices.stride()[1:]
     if stride == 0 or (stride % step == 0 and matrices.data_ptr() % _ALIGNED == 0):

@@ -274,7 +274,9 @@ def use_one_thread() -> None:
 
 def packed(value: object) -> bytes:
     """Return the bytes that `unpacked` takes in another process of this program; each storage is copied once."""
-    whole = BytesIO()  # pickled, each tensor would be shared by an open file, and a process may hold only so many
+    whole = (
+        BytesIO()
+    )  # pickled, each tensor would be shared by an open file, and a process may hold a limited number
     torch.save(value, whole)
     return whole.getvalue()
 

@@ -147,7 +147,7 @@ def require_no_worse(release: Release, charged: Release) -> None:
     """Refuse a release that may tell more than the one that was charged: less noise, or another kind of any part.
 
     More contributors of the same noise are further independent noise on the sum, so what they release is a function
-    of what was charged and of something that is nobody's data.
+    of what was charged and of something that is no client's data.
     """
     for name in ("unit", "adjacency", "sampling", "batches"):
         planned, real = getattr(charged, name), getattr(release, name)

@@ -155,9 +155,9 @@ def require_anchored(rows: Sequence[LogRow], start: Head, anchored: Head) -> Non
 
 
 def require_announced(rows: Sequence[LogRow], torn: bytes, anchor: Anchor) -> None:
-    """Refuse rows beyond the anchor but for the one that it announces, which a crash leaves.
+    """Refuse rows beyond the anchor except the one that it announces, which a crash leaves.
 
-    The chain has no key: whoever can write the log can add a row that follows from those before it.
+    The chain has no key: anyone who can write the log can add a row that follows from those before it.
     """
     more = [row.head for row in rows if row.head.seq > anchor.head.seq]
     count = len(more) + len(torn.splitlines())
@@ -228,7 +228,7 @@ class ClientLog:
     def require_new(self) -> None:
         """Refuse a place where a log cannot begin; changes nothing.
 
-        A log of nothing but its opening, without an anchor, is what an interrupted beginning leaves: it begins anew.
+        A log of nothing but its opening, without an anchor, is what an interrupted beginning leaves: it begins again.
         """
         if lexists(self._outside):
             require_directory(self._outside)

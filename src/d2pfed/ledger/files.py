@@ -35,7 +35,7 @@ def require_directory(path: Path, *, forbidden: int = OTHERS_MAY_WRITE) -> None:
 
 
 def require_no_link(path: Path) -> None:
-    """Refuse a link where a directory is written to: whoever made it has chosen another place."""
+    """Refuse a link where a directory is written to: its maker has chosen another place."""
     if path.is_symlink():
         raise ConfigError(f"{path} must not be a link: files would be written elsewhere")
 
@@ -95,7 +95,7 @@ def create_file(file: Path, content: bytes, *, mode: int = 0o600) -> None:
 
 
 def remove_drafts(directory: Path) -> None:
-    """Erase what writers that were killed have left in a directory; whoever calls it holds its lock."""
+    """Erase what writers that were killed have left in a directory; the caller holds its lock."""
     for draft in directory.glob(".*.*"):
         if draft.name.rpartition(".")[2].isdecimal():  # of the process that wrote it
             draft.unlink(missing_ok=True)
@@ -121,7 +121,7 @@ def truncate_file(file: Path, size: int) -> None:
 
 
 def keep_newest(directory: Path, most: int) -> None:
-    """Erase all but the newest files of a directory, by their last change; whoever calls it holds its lock."""
+    """Erase all but the newest files of a directory, by their last change; the caller holds its lock."""
     files = [file for file in directory.iterdir() if file.name != "lock" and file.is_file()]
     for file in sorted(files, key=lambda file: file.stat().st_mtime_ns)[:-most]:
         file.unlink()

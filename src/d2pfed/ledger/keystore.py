@@ -101,7 +101,7 @@ class VolatileFile:
             return self._read(holds)
 
     def write(self, content: bytes, position: Head) -> None:
-        """Keep a value, in the place of the one before."""
+        """Keep a value instead of the one before."""
         with locked(self._directory / "lock"):
             self._write(content, position)
 

@@ -152,7 +152,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         return self._step(RowKind.VOID, Key(run, number, attempt), None)
 
     def require_own(self, run: str, head: Head | None, rounds: int) -> None:
-        """Refuse if someone else has carried the run on since its owner saw this head, after so many rounds.
+        """Refuse if someone else has carried the run on since its owner saw this head, after this many rounds.
 
         Guarantee: of a run's directory and its copies only one goes on, since each opening has its own epoch.
         Checked: test_run.py::test_of_a_run_and_its_copy_one_goes_on.
@@ -205,7 +205,7 @@ class Verification:
     unfinished: int  # reserved and neither committed nor void: they count as charged
     runs: tuple[ChargedRun, ...]  # in the order of their beginning
     charged: dict[str, int]  # attempts of each run that may have been opened
-    spent: float  # epsilon of all runs that are charged, each with all attempts it may take, composed anew
+    spent: float  # epsilon of all runs that are charged, each with all attempts it may take, composed again
     units: int  # what the budget's filter has charged, in rounds of the first run; 0 where it does not count so
     of: int  # the budget in the same units
 

@@ -61,7 +61,7 @@ class Store:
     def create(path: Path, first: Row) -> None:
         """Make a ledger file that holds one row; it appears under its name complete or not at all.
 
-        The caller holds the lock. A file left by a creation that was cut short is made anew: nobody ever used it.
+        The caller holds the lock. A file left by a creation that was cut short is made again: nobody ever used it.
         """
         for suffix in ("", *_COMPANIONS):  # the log of a ledger that is gone would be played into the new one
             if Path(f"{path}{suffix}").exists():
@@ -224,7 +224,7 @@ def take_lock(path: Path, *, wait: bool = False) -> int:
 
 
 def replace_lock(path: Path) -> int:
-    """Take a new lock in place of the one that is held: whoever has the old one no longer excludes anybody."""
+    """Take a new lock in place of the one that is held: the holder of the old one no longer excludes anybody."""
     sidecar = path.with_name(path.name + ".lock")
     fresh = sidecar.with_name(f"{sidecar.name}.{os.getpid()}")
     with explained(path), ExitStack() as undo:

@@ -143,7 +143,7 @@ class Codec:
 
         A row that is not finite counts as zero. `totals` and `dithers` have a row for each owner. All rows of an owner
         are dithered alike, so what a row adds depends on that row alone: without it the total is less by exactly its
-        integers. Rounding errors of a row are right on average all the same.
+        integers. Rounding errors of a row are still right on average.
         Checked: test_records.py::test_a_sum_is_that_of_the_rows_prepared_one_by_one.
         """
         is_fit = updates.ndim == 2 and updates.dtype == np.float32 and owners.shape == updates.shape[:1]
@@ -207,7 +207,7 @@ def _grid_radius(clip: float, granularity: float, fraction_bits: int) -> int:
 
 
 def require_update(update: NDArray[np.floating], dimension: int) -> None:
-    """Refuse what is not a vector of so many floating-point numbers."""
+    """Refuse what is not a vector of this many floating-point numbers."""
     if update.shape != (dimension,):
         raise ConfigError(f"an update must have shape ({dimension},), got {update.shape}")
     if not np.issubdtype(update.dtype, np.floating):

@@ -65,7 +65,7 @@ def first_head(authority: bytes, client: int) -> bytes:
 def next_head(head: bytes, number: int, kind: str, body: bytes) -> bytes:
     """Return the head after row `number`, counted from 1.
 
-    Guarantee: whoever knows a head knows every row before it, since SHA-256 has no known collisions.
+    Guarantee: anyone who knows a head knows every row before it, since SHA-256 has no known collisions.
     Checked: test_position.py::test_a_head_depends_on_every_row_before_it.
     """
     return digest("d2pfed log", head, number, kind, body)
@@ -101,7 +101,7 @@ class Entropy:
 
     @staticmethod
     def replay(seed: bytes) -> "Entropy":
-        """Make a root that repeats: whoever knows the seed knows all that follows, so it protects nobody."""
+        """Make a root that repeats: anyone who knows the seed knows all that follows, so it protects nobody."""
         return Entropy(digest("d2pfed replay", seed), is_replayed=True)
 
     def child(self, *path: PathPart) -> "Entropy":

@@ -359,7 +359,7 @@ def _levels(values: Floats, distance: int) -> None:
 
 @lru_cache(maxsize=2)  # all vectors of an attempt have one rotation; nobody writes into what is returned
 def seeded_bits(seed: bytes, bits: int) -> NDArray[np.uint8]:
-    """Return so many bits of a seed's stream, eight in a byte: signs of coordinates, or quarter turns of pairs."""
+    """Return this many bits of a seed's stream, eight in a byte: signs of coordinates, or quarter turns of pairs."""
     if len(seed) != KEY_BYTES:
         raise ConfigError(f"a rotation's seed must have {KEY_BYTES} bytes, got {len(seed)}")
     expanded = np.empty((bits + 7) // 8, np.uint8)

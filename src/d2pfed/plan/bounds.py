@@ -44,9 +44,9 @@ def colluding_clients(share: float, population: int) -> int:
 
 
 def colluders_within(share: float, sampling: CohortSampling, draws: int) -> int:
-    """Return the most colluders of a cohort, but for a chance of 2^-40 over all cohorts that a server could choose.
+    """Return the most colluders of a cohort, except with a chance of 2^-40 over all cohorts that a server could choose.
 
-    With `draws` verifiable draws a server chooses among so many cohorts, under `once` among so many partitions. Where
+    With `draws` verifiable draws a server chooses among as many cohorts, under `once` among as many partitions. Where
     nothing is drawn verifiably (0 draws, or a known cohort) it can put all colluders into one.
     """
     colluding = colluding_clients(share, sampling.population)

@@ -49,11 +49,11 @@ class PlanSummary:
         guarantees: one epsilon per observer.
         why_noise: why so much noise.
         why_signal: how far updates add up over it.
-        why_bits: why so many bits.
+        why_bits: why this number of bits.
         why_compression: what was chosen, why, and what it costs.
         why_bytes: what an ordinary client sends and receives in all.
         why_protocol: how vectors are added up, and what that rests on.
-        why_colluders: why so many colluders are planned for.
+        why_colluders: why this number of colluders is planned for.
         warnings: what to know before such a run, and what would help.
     """
 

@@ -68,7 +68,7 @@ class Plan:
         sampling: how cohorts are drawn, from how many clients, and how large they are.
         rounds: how many rounds there are.
         attempts_per_round: how often one round may be tried.
-        max_attempts: how many attempts of the whole run may be charged: the guarantee covers so many releases.
+        max_attempts: how many attempts of the whole run may be charged: the guarantee covers this many releases.
         max_participations: how often one client may contribute before it sends zero plus noise.
         epsilon: the guarantee, for the observer `against`.
         delta: its failure probability.
@@ -226,7 +226,7 @@ class Plan:
     def protocol(self) -> Protocol | None:
         """Which protocol adds up its vectors; None: none carries it, and only their sum can be simulated.
 
-        With standing keys every attempt in which vectors were sent stays charged, whatever came of it.
+        With standing keys every attempt in which vectors were sent stays charged, whatever its result.
         """
         if self.committee is not None:
             return Protocol.LATTICE
@@ -308,14 +308,14 @@ class Plan:
         return _digest(self)
 
     def noise(self, survivors: int) -> Noise:
-        """Return the distribution of the noise in a sum over so many clients."""
+        """Return the distribution of the noise in a sum over this many clients."""
         check_arguments(Plan.noise, locals())
         return self.mechanism.noise(self.codec, survivors)
 
     def release(
         self, run: str, number: int, attempt: int, participants: tuple[int, ...], survivors: int
     ) -> Release:
-        """Describe what unmasking a sum over so many clients reveals, who are among the participants.
+        """Describe what unmasking a sum over this many clients reveals, who are among the participants.
 
         A plan itself names no run: "" there.
         """
@@ -374,5 +374,5 @@ def guarantees(plan: Plan) -> tuple[Guarantee, ...]:
 def run_guarantee(
     release: Release, attempts: int, observer: Observer, delta: float, max_participations: int
 ) -> Guarantee:
-    """Return what so many equal releases spend against one observer."""
+    """Return what this many equal releases spend against one observer."""
     return account([release] * attempts, observer, delta=delta, max_participations=max_participations)

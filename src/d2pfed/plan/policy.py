@@ -81,7 +81,7 @@ PROFILES = {
 
 
 def require_standing(plan: Plan, enrolled: int) -> None:
-    """Refuse a plan that standing keys do not carry: all of a roster with so many silos answer every round.
+    """Refuse a plan that standing keys do not carry: all of a roster with this many silos answer every round.
 
     The server names the silos of an epoch, so no draw limits how many of them collude. Plans of standing keys
     therefore draw nobody, and their population is the roster, so that every colluder in it counts.
@@ -97,7 +97,7 @@ def require_standing(plan: Plan, enrolled: int) -> None:
 
 
 def require_deployable(protocol: Protocol, plan: Plan, enrolled: int | None) -> None:
-    """Refuse a plan that a protocol does not carry among so many enrolled clients; None: nobody is enrolled."""
+    """Refuse a plan that a protocol does not carry among this many enrolled clients; None: nobody is enrolled."""
     expected = Consistency.ASSUMED if enrolled is None else Consistency.SIGNED
     if plan.consistency is not expected:
         raise ConfigError(f"consistency must be {expected.value}, the plan has {plan.consistency.value}")
@@ -270,7 +270,7 @@ class Policy:
         return bounds.colluders_within(self.least_colluders, *_drawn(plan, enrolled))
 
     def _check_shares(self, plan: Plan, enrolled: Enrolled | None, colluders: int) -> None:
-        """Refuse numbers with which so many colluders could open a secret, or have two sets of survivors opened.
+        """Refuse numbers with which this many colluders could open a secret, or have two sets of survivors opened.
 
         All that a committee is follows from its size and its colluders, which a plan is checked for; those are counted
         here with the client's own share and draws. Checked: test_policy.py::test_attack_a_committee_of_colluders.

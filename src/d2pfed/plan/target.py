@@ -332,7 +332,7 @@ class PrivacyTarget:
 
     @property
     def cohort_colluders(self) -> int:
-        """The most colluders of one cohort, but for a chance of 2^-40 over all draws."""
+        """The most colluders of one cohort, except with a chance of 2^-40 over all draws."""
         return colluders_within(self.colluders, self.cohort_sampling, self.draws)
 
     @property

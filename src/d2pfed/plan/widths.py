@@ -61,7 +61,7 @@ def _rotation(target: PrivacyTarget) -> Rotation:
 def parts_of(
     target: PrivacyTarget, steps: float, multiplier: float, contributors: int
 ) -> tuple[Codec, mechanisms.Mechanism]:
-    """Return codec and mechanism with which so many clients' noise is `multiplier` times twice a client's radius.
+    """Return codec and mechanism with which this many clients' noise is `multiplier` times twice a client's radius.
 
     `steps` is the clip in lattice steps, for a mechanism that rounds.
     """

@@ -43,8 +43,8 @@ from d2pfed.secagg.trust import Consistency
 
 FEWEST = 2  # clients of a cohort that one can hide among
 B = TypeVar("B", bound=AttemptBinding)
-Refused = Callable[[int, PeerError], None]  # hears of each answer that does not count, and why
-Remember = Callable[[Mapping[int, Position]], None]  # hears where clients stand
+Refused = Callable[[int, PeerError], None]  # is told of each answer that does not count, and why
+Remember = Callable[[Mapping[int, Position]], None]  # is told where clients stand
 
 
 class Collected(Protocol):
@@ -144,7 +144,7 @@ class InProcess:
 
 
 def ignore(*_told: object) -> None:
-    """Remember nobody's position; count who answered badly as dropped out, and say no more."""
+    """Remember no position; count clients that answered badly as dropped out, and say no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,7 +298,7 @@ def aggregate(
         clip: that of the round, where the plan's clip adapts: a function of earlier outcomes alone.
 
     Guarantee: the reservation precedes every masked vector and the commitment precedes the request that unmasks; an
-    attempt is voided only before that request; a client's earlier contributions are counted for each attempt anew.
+    attempt is voided only before that request; a client's earlier contributions are counted again for each attempt.
     Checked: test_round.py::test_charges_come_before_what_they_pay_for,
     test_never_less.py::test_a_retry_counts_the_attempt_before_it.
     """
@@ -345,7 +345,7 @@ def aggregate(
         try:
             total = collected.unmask().vector
         except TooFewClients:
-            continue  # charged all the same: some shares may have been opened
+            continue  # still charged: some shares may have been opened
         mean, clipping = plan.codec.decode(plan.ring.center(total), rotation_seed(session), plan.divisor), None
         failures = None
         if plan.counts_failures:

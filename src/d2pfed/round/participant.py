@@ -247,7 +247,7 @@ class Participant:
         return self.plan.ring.wrap(self.plan.mechanism.encode(centers, share, fresh))
 
     def batch(self, session: AttemptBinding, count: int) -> Batch:
-        """Return this attempt's batch of a silo that holds so many units, drawn by fresh coins."""
+        """Return this attempt's batch of a silo that holds this many units, drawn by fresh coins."""
         fresh = self._fresh(session)
         is_silent = self.participations >= self.plan.max_participations
         return Batch.draw(self.plan, rotation_seed(session), 0 if is_silent else count, fresh)

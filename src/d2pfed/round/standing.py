@@ -104,7 +104,7 @@ class StandingRun:
                 agreeing = advertising.close()
                 run_exchange(agreeing, self.exchange, self.refused)
                 self._note(agreeing.claims)
-                # After claims a second set-up: in it, silos hear where peers have met them, and those that come with no
+                # After claims a second set-up: in it, silos learn where peers met them, and those that come with no
                 # later position are left out. Another one only while claims about others leave too few ready.
                 if not agreeing.claims or (again and agreeing.is_enough):
                     break
@@ -180,7 +180,7 @@ class StandingMemory:
 
 @dataclass(slots=True)
 class StandingSteps:
-    """The steps that a silo in this process has sent a vector in: at most so many, each once."""
+    """The steps that a silo in this process has sent a vector in: at most this many, each once."""
 
     most: int
     charged: set[int] = field(default_factory=set)

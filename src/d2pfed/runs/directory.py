@@ -116,7 +116,7 @@ class RunDirectory:
             raise DamagedFile(f"{file} is damaged: it must have more than {least} bytes, got {len(content)}")
         born = int.from_bytes(content[_NAME_BYTES + KEY_BYTES : least], "little")
         place = os.fsencode(file.resolve())
-        # A file system may number its files anew, and a directory may be moved; a copy has neither of the two.
+        # A file system may number its files again, and a directory may be moved; a copy has neither of the two.
         if inode != born and content[least:] != place:
             raise ConfigError(f"{self.path} is a copy of a run's directory: only the one where it began can go on")
         secret = content[_NAME_BYTES : _NAME_BYTES + KEY_BYTES]

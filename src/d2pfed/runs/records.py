@@ -1,4 +1,4 @@
-"""What a run leaves behind, whoever gathered its sums: settings, a record per round, a summary."""
+"""What a run leaves behind, wherever its sums came from: settings, a record per round, a summary."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The driver of a run: resume, round, record, checkpoint, conclude, whoever gathers the sums."""
+"""The driver of a run: resume, round, record, checkpoint, conclude, wherever the sums come from."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +53,7 @@ class Evaluator(Protocol):
     """Measures a model; the test data is opened once, at the end."""
 
     def validate(self, rounds: int, params: FloatVector) -> dict[str, float]:
-        """Return the metrics of the model after so many rounds, on data to choose by."""
+        """Return the metrics of the model after this many rounds, on data to choose by."""
 
     def test(self, params: FloatVector) -> dict[str, float]:
         """Return the metrics of the final model, on data to report on."""

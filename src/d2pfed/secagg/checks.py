@@ -59,7 +59,7 @@ def enrolled(
 def require_agreed(invited: tuple[object, ...], agreed: tuple[object, ...]) -> None:
     """Refuse an invitation to another session or epoch than the one that follows from this client's own plan.
 
-    The digest covers the names; they are compared all the same, for a caller may have chosen the run by them.
+    The digest covers the names; they are compared nevertheless, for a caller may have chosen the run by them.
     """
     if invited != agreed:
         raise PeerError("an invitation must be to the agreed session: that of this client's own plan and roster")
@@ -111,7 +111,7 @@ def require_current_claim(client: ClientId, claim: Position, shown: Position | N
 
 
 def require_self(rank: int, present: Subset) -> None:
-    """Refuse a set that leaves this client out: it is here, so whoever says otherwise lies."""
+    """Refuse a set that leaves this client out: it is here, so a server that says otherwise lies."""
     if not present[rank]:
         raise PeerError("the client itself is missing from a set that it was sent")
 

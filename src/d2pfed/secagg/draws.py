@@ -1,7 +1,7 @@
 """Cohorts that the server cannot choose: a tree of seeds, committed to before the authority's nonce exists.
 
 The server commits to the root of a hash tree over 2^depth secret seeds. The authority draws a nonce afterwards and
-signs a roster with both. Draw j is then fixed by seed j and the roster: whoever is shown the seed and its path to the
+signs a roster with both. Draw j is then fixed by seed j and the roster: a client that sees the seed and its path to the
 root computes the cohort itself, and nobody can foresee it without the seed.
 """
 
@@ -35,7 +35,7 @@ class Opening:
 class DrawTree:
     """The server's tree of seeds, which it commits to by the root; its entropy gives every cohort in advance.
 
-    It holds the upper half of its levels only, and makes the seeds below one of those nodes anew for each opening.
+    It holds the upper half of its levels only, and makes the seeds below one of those nodes again for each opening.
     """
 
     def __init__(self, entropy: Entropy, depth: int) -> None:

@@ -2,7 +2,7 @@
 
 A slot is a client's place in the roster by identity. Draws give slots: a client that holds the head computes the cohort
 and the committee by slots, and needs the keys of those alone with whom it deals. Their certificates come with the
-messages. Heads and certificates are the authority's, as rosters are: whoever carries them cannot change them.
+messages. Heads and certificates are the authority's, as rosters are: their carrier cannot change them.
 """
 
 from bisect import bisect_left

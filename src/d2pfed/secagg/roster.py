@@ -282,7 +282,7 @@ def encode_roster(roster: Roster, authority_secret: bytes) -> bytes:
 def decode_roster(data: bytes, authority: bytes) -> Roster:
     """Return a roster that this authority has signed; whether it is old or expired is for the caller to check.
 
-    Guarantee: whoever cannot sign as the authority cannot add, drop or change a client, a floor or the draws.
+    Guarantee: a party that cannot sign as the authority cannot add, drop or change a client, a floor or the draws.
     Checked: test_malicious_server.py (rosters signed by the server itself).
     """
     reader = wire.unframe(data, MessageKind.ROSTER, _UNBOUND, 0)

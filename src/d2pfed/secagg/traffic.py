@@ -93,7 +93,7 @@ def head_bytes() -> int:
 
 
 def roster_bytes(clients: int) -> int:
-    """Return how long a roster of so many clients is: identity, key and floor of each."""
+    """Return how long a roster of this many clients is: identity, key and floor of each."""
     fixed = 3 * _FLOOR_COUNT_BYTES + NONCE_BYTES + 1 + NODE_BYTES + _COUNTER_BYTES + SIGNATURE_BYTES
     return HEADER_BYTES + fixed + clients * (_ID_BYTES + PUBLIC_BYTES + _FLOOR_COUNT_BYTES + HEAD_BYTES)
 

@@ -249,12 +249,12 @@ def pack_subset(present: Subset) -> bytes:
 
 
 def subset_bytes(size: int) -> int:
-    """Return how long a subset of so many is."""
+    """Return how long a subset of this many is."""
     return (size + 7) // 8
 
 
 def pack_ranked(size: int, records: Mapping[int, bytes]) -> bytes:
-    """Return which of so many ranks have a record, as a subset, and then the records in order."""
+    """Return which of this many ranks have a record, as a subset, and then the records in order."""
     return b"".join((pack_subset(subset_of(size, records)), *(records[rank] for rank in sorted(records))))
 
 

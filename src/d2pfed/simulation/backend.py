@@ -212,7 +212,7 @@ def _encode(plan: Plan, update: FloatVector) -> None:
 def can_fork() -> bool:
     """Tell whether a fork of this process leaves no thread behind.
 
-    A fork copies the calling thread alone. Whoever waits for another one in the copy waits for ever: torch's threads
+    A fork copies the calling thread alone. A thread that waits for another one there waits forever: torch's threads
     do, OpenBLAS ends its own at each fork. So a trial fork comes first, then the threads are counted.
     """
     if not _THREADS.is_dir():

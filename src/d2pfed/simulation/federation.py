@@ -147,7 +147,7 @@ class SimulatedFederation:
     def _committee_sum(
         self, session: lattice.Session, model: FloatVector, participations: Mapping[int, int]
     ) -> OpenSum:
-        """Add up the vectors of a cohort whose sums a committee opens, if so many of it are there in time."""
+        """Add up the vectors of a cohort whose sums a committee opens, if enough of it are there in time."""
         committee, left = session.committee, self._left_at_each(session)
         there = frozenset(session.members) & left["advertise"]
         require_left("members of the committee must be there", committee.least, there)

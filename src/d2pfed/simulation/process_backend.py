@@ -130,7 +130,7 @@ class ProcessBackend:
                 continue
             piece = self._waiting.pop(connection)
             try:
-                if connection.poll():  # else it has ended, and whoever holds its end keeps it open
+                if connection.poll():  # else it has ended, and the holder of its end keeps it open
                     found.append((connection, piece, connection.recv()))
                     continue
             except (EOFError, OSError):

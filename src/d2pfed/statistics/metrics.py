@@ -30,7 +30,7 @@ BINARY = 2  # classes of scores that are one number per record
 MOST_CLASSES = 1 << 10  # whose confusion matrix is the largest table
 _TRIED = 8  # records of each client that are scored twice
 
-_log = logging.getLogger("d2pfed.statistics")  # of whoever holds the data
+_log = logging.getLogger("d2pfed.statistics")  # read where the data are
 
 
 class MetricName(StrEnum):
@@ -200,7 +200,7 @@ def private_metrics(
         bins: How many equal bins of scores, for calibration and auroc.
         max_loss: The cap on a record's loss.
         max_values: None gives each client the same weight: its metrics are means over its own records. A number gives
-            each record the same weight, up to so many per client; the number of records is then released privately
+            each record the same weight, up to this many per client; the number of records is then released privately
             beside the rest.
         terms: epsilon, delta, privacy, ledger, fidelity and seed, as in `private_sum`.
 

@@ -40,7 +40,7 @@ def private_sum(
         ledger: A ledger that other runs over these clients share, its path, or a run's directory; None charges a
             ledger of this release alone.
         fidelity: protocol, sum, or auto: every message of the protocol for up to 100 clients.
-        seed: A number repeats the noise, and protects nobody from whoever knows it; not with a ledger.
+        seed: A number repeats the noise; anyone who knows it can remove the noise. Not with a ledger.
 
     Raises:
         ConfigError: if an argument cannot be used, before anything is charged.
@@ -138,7 +138,7 @@ def private_histogram(
         bins: The edges of the bins, rising; each bin is closed on the left, the last one on both sides. Values
             outside of them are counted nowhere.
         max_values: None counts clients: the histogram of each is divided by its number of values. A number counts
-            values: a client that has more is scaled down to so many, which is also the bound on its contribution.
+            values: a client that has more is scaled down to this number, which is also the bound on its contribution.
         terms: epsilon, delta, privacy, ledger, fidelity and seed, as in `private_sum`.
 
     Example:

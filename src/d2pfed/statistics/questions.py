@@ -53,7 +53,7 @@ class MetricMeans:
         return Ball(len(self.metrics), math.sqrt(len(self.metrics)), _ALL), low, high - low
 
     def encode(self, found: Mapping[str, float], examples: float) -> Array:
-        """Return the vector of a client with these metrics over so many examples."""
+        """Return the vector of a client with these metrics over this many examples."""
         if missing := sorted(set(self.metrics) - set(found)):
             raise ConfigError(f"this client's evaluation has no metric {missing[0]!r}")
         values = np.array([found[name] for name in self.metrics], np.float64)
@@ -101,7 +101,7 @@ class ScoreMetrics:
         return self.scheme.code.of_client(records, self.max_values) / self._bound
 
     def decode(self, total: Array, sigma: float, clients: int) -> tuple[Metrics, Metrics]:
-        """Return the metrics and their standard errors, from the sum of so many clients' vectors and its noise."""
+        """Return the metrics and their standard errors, from the sum of this many clients' vectors and its noise."""
         return self.scheme.decode(total * self._bound, sigma * self._bound, clients)
 
 

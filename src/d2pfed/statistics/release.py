@@ -33,7 +33,7 @@ FEW = 1000  # clients or records: below it, the default delta is no small number
 MOST_ROOM = 0.02  # of the clip, that a codec's room for rounding may take
 LEAST_BOUND = 1e-30  # on a vector; the most is its inverse: sums are decoded in single precision
 SPARE_BITS = 2  # of the ring: a sum that wraps would be far off, and bits cost a short vector nothing
-_log = logging.getLogger("d2pfed.statistics")  # of whoever holds the data
+_log = logging.getLogger("d2pfed.statistics")  # read where the data are
 _HOW = {  # by fidelity; a deployment has another
     "sum": "simulated: vectors added up without the protocol's messages",
     "protocol": "simulated: every message of the protocol was sent",
@@ -139,7 +139,7 @@ class Statistic(Generic[Value]):
 
     Attributes:
         name: What was computed, in words.
-        value: The statistic, right on average but for what the bounds cut off.
+        value: The statistic, right on average except for what the bounds cut off.
         standard_error: Of the value, by the noise alone: a public number, or follows from released ones.
         guarantees: One epsilon per observer.
         bound: The largest L2 norm of what one client, or one record where that is the unit, contributes.
@@ -262,7 +262,7 @@ def release(
             f"{target.unit}'s data whole would satisfy it."
         )
     if terms.seed is not None:
-        warnings.append("The noise follows from its seed: it protects nobody from whoever knows the seed.")
+        warnings.append("The noise follows from its seed: anyone who knows the seed can remove it.")
     found = Statistic(
         name=f"private {name}",
         value=total.astype(np.float64),

@@ -53,7 +53,7 @@ def gaussian_epsilon(errors: tuple[int, int], trials: int, delta: float, alpha: 
 
 
 def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """Bound the chance of so many correct guesses in one run that is (epsilon, delta)-private for each canary.
+    """Bound the chance of this many correct guesses in one run that is (epsilon, delta)-private for each canary.
 
     Theorem 5.2 of Steinke, Nasr and Jagielski 2023: each of `canaries` was in or out by a fair coin, and the attacker
     guesses the coins of as many as it likes. Without delta a guess is right with probability at most
@@ -71,7 +71,7 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
 
 
 def refutes_gaussian(canaries: int, guesses: int, correct: int, mu: float, alpha: float) -> bool:
-    """Say whether so many correct guesses in one run refute the trade-off curve of two unit Gaussians `mu` apart.
+    """Say whether this many correct guesses in one run refute the trade-off curve of two unit Gaussians `mu` apart.
 
     The algorithm of Mahloujifar, Melis and Chaudhuri 2024 ("Auditing f-differential privacy in one run") for guesses
     between two values: from the shares of right and wrong guesses that runs with at least `correct` right ones have if

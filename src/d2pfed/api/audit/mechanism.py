@@ -1,4 +1,4 @@
-"""The audit of the mechanism: two neighbouring worlds, told apart by what the server sees of whole rounds."""
+"""The audit of the mechanism: two neighboring worlds, distinguished by what the server sees of whole rounds."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ SHOWS = (
 
 
 class Worlds(StrEnum):
-    """The two worlds that the server has to tell apart."""
+    """The two worlds that the server has to distinguish."""
 
     NEIGHBORS = "neighbours"  # one client's vector differs as much as the adjacency allows
     SAME = "same"  # nothing differs: whatever is found is an error of the audit
@@ -190,7 +190,7 @@ def _statistic(
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """Clients whose updates are given; whoever has none drops out before the third exchange."""
+    """Clients whose updates are given; one without an update drops out before the third exchange."""
 
     vectors: dict[int, FloatVector] = field(repr=False)
 

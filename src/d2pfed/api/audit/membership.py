@@ -28,7 +28,7 @@ SHOWS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipCurve:
-    """True against false positive rates of an attack that calls members whoever has a low loss."""
+    """True against false positive rates of an attack that takes clients with a low loss for members."""
 
     false_positive: NDArray[np.float64] = field(repr=False)  # from no alarm to all
     true_positive: NDArray[np.float64] = field(repr=False)
@@ -70,7 +70,7 @@ def curve(members: NDArray[np.float64], others: NDArray[np.float64]) -> tuple[ND
 
 
 def attack_membership(run: Path, job: Job, records: int = 10_000) -> MembershipCurve:
-    """Attack the model that a run released, with at most so many records of members and as many of others.
+    """Attack the model that a run released, with at most this many records of members and of others.
 
     Members are records of clients whose vector was in a sum. The others are records of clients that were never asked,
     or validation data where everybody was.

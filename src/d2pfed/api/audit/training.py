@@ -53,9 +53,9 @@ class Canaries:
     def draw(
         count: int, plan: Plan, units: Sequence[int], sent: Iterable[NDArray[np.float32]], entropy: Entropy
     ) -> "Canaries":
-        """Choose canaries and their coins; each client has so many `units`: 1, or its records.
+        """Choose canaries and their coins; each client has this number of `units`: 1, or its records.
 
-        `sent` are rows that others would send for the first model: whoever attacks may know them.
+        `sent` are rows that others would send for the first model: an attacker may know them.
         """
         most = min(sum(units), plan.dimension)
         if not 1 <= count <= most:
@@ -228,7 +228,7 @@ def audit_training(
         job: the run; its model is thrown away.
         count: how many canaries: clients, or records where the plan protects a record.
         start: makes the backend that trains the clients, which is closed at the end; silos need none.
-        listen: hears of every round.
+        listen: is called after every round.
         confidence: of the lower bounds together.
         entropy: the root of the choice of canaries and of their coins; None is the system's.
     """

@@ -129,7 +129,7 @@ def render(report: RunReport, drawn: Sequence[tuple[Plot, Drawing]]) -> str:
     if plan is None:
         warnings.insert(0, "This run was trained in the clear: it protects nobody.")
     elif summary.repeatable:
-        warnings.insert(0, "This run repeats from its seed: it protects nobody from whoever knows the seed.")
+        warnings.insert(0, "This run repeats from its seed: anyone who knows the seed can remove the noise.")
     laps = [lap for record in report.rounds for lap in record.exchanges]
     exchanges = []  # with the median of their seconds and the share of those asked that answered
     for name in dict.fromkeys(lap.name for lap in laps):

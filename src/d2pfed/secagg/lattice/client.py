@@ -6,7 +6,7 @@
     vouch        LATTICE_ADVERTS                                                 LATTICE_VOUCHER      members
     contribute   LATTICE_REQUEST       a row: the charge, before data            LATTICE_CONTRIBUTION everyone
     agree        LATTICE_SURVIVORS     a row: what it signs                      LATTICE_SIGNATURE    members
-    open         LATTICE_CERTIFICATE   the answer in the place of the key        LATTICE_OPENING      members
+    open         LATTICE_CERTIFICATE   the answer instead of the key        LATTICE_OPENING      members
     trace        LATTICE_TRACE_REQUEST                                           LATTICE_TRACE        members
 
 Where nobody is enrolled nobody signs, and a member opens what it is told.
@@ -230,7 +230,7 @@ class Member:
     trace: bytes = b""
 
     def encode(self, session: Session, client: ClientId) -> bytes:
-        """Return the bytes to keep; whoever restores old ones breaks the guarantee."""
+        """Return the bytes to keep; restoring old ones breaks the guarantee."""
         known = _pack_named({other: self.known[other].pack() for other in self.known})
         keys = _pack_named(self.keys)
         parts = self.secret, known, self.statement, self.context, keys, self.opening, self.trace

@@ -167,7 +167,7 @@ def encode_contribution(session: Session, rank: int, said: Contribution) -> byte
 
 
 def decode_contribution(session: Session, rank: int, members: int, data: bytes) -> Contribution:
-    """Read a contribution with a box for each of so many members."""
+    """Read a contribution with a box for each of this many members."""
     columns = session.polynomials + 2
     with wire.opened(session, MessageKind.LATTICE_CONTRIBUTION, rank, data) as reader:
         context, key = reader.take(CONTEXT_BYTES), reader.take(PUBLIC_BYTES)
@@ -255,7 +255,7 @@ def decode_trace(session: Session, rank: int, survivors: int, data: bytes) -> El
 
 
 def contribution_bytes(session: Session, members: int) -> int:
-    """Return the size of a contribution with boxes for so many members: all that an ordinary client uploads."""
+    """Return the size of a contribution with boxes for this many members: all that an ordinary client uploads."""
     signed = POSITION_BYTES + SIGNATURE_BYTES if session.is_signed else 0
     boxes = members * (session.polynomials + 2) * ELEMENT_BYTES
     shown = CONTEXT_BYTES + PUBLIC_BYTES + BINDING_BYTES + signed

@@ -21,7 +21,7 @@ from d2pfed.secagg.wire import ClientId
 
 Boxes = NDArray[np.uint16]  # elements of the field, in as few bytes: a whole cohort's are kept
 
-# The numbers of n secrets' sum are this times sqrt n at most, but for a chance below 2^-39 (up to 1,024 numbers).
+# The numbers of n secrets' sum are this times sqrt n at most, except with a chance below 2^-39 (up to 1,024 numbers).
 _SECRET_REACH = 8 * SECRET_DEVIATION
 
 
@@ -107,7 +107,7 @@ class Opener:
     def blamed(self) -> tuple[ClientId, ...]:
         """Return who must have cheated: in dispute with more of the other side than can be lying.
 
-        A word counts for this only if so many members answered that the colluders among them cannot change what it
+        A word counts for this only if enough members answered that the colluders among them cannot change what it
         decodes to: otherwise they could frame honest clients and members.
         """
         session = self._session

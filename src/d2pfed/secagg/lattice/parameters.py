@@ -21,7 +21,7 @@ MOST_DIMENSION, MOST_BITS = 1 << 25, 20
 
 SECURITY_BITS = 136  # of the table below, against the best of the attacks that the estimator knows
 _LEAST_BITS = 8  # below it the secrets are those of 8 bits
-# Numbers of a secret by the bits of the ring from 8 on, for noise of at least so many steps: 140 bits against the
+# Numbers of a secret by the bits of the ring from 8 on, for noise of at least this many steps: 140 bits against the
 # primal and 136 against the dual attack (core-SVP, classical), for the noise that a hint leaves. Checked:
 # test_lattice_estimate.py.
 _SECRETS = {
@@ -76,7 +76,7 @@ def secret_length(bits: int, width: Fraction) -> int:
 
 
 def seated(size: int, colluders: int, secret: int, cohort: int, missing: int) -> Committee | None:
-    """Return the committee of this size with so many colluders; None if too few may be there to open anything.
+    """Return the committee of this size with this many colluders; None if too few may be there to open anything.
 
     All of it follows from these numbers, so a client that knows them recomputes it.
     """

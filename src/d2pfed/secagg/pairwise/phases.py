@@ -224,7 +224,7 @@ class Shared:
         # The hash goes into the mask keys, and to the server, which compares.
         hashed = keys.NO_GROUP if group is None else digest("d2pfed group hash", group)
         added, subtracted = [Stream(keys.self_mask_key(self.seed, context, local.client))], list[Stream]()
-        # With all sharers, whoever's ciphertext opened: a server could spoil some for fewer masks.
+        # With all sharers, even those whose ciphertext did not open: a server could spoil some for fewer masks.
         for rank in keys.others(local.rank, request.sharers):
             pair = local.client, session.cohort[rank]
             key = keys.pair_mask_key(self.peers[rank].mask_shared, context, pair, hashed)
@@ -240,7 +240,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Masked:
-    """Waits to hear whose vectors arrived; answers with its signature, or with one share per client."""
+    """Waits to learn whose vectors arrived; answers with its signature, or with one share per client."""
 
     context: bytes
     joined: JoinedClients

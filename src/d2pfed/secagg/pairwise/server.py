@@ -296,7 +296,7 @@ class _SecretRecovery:
 
     Two clients are in dispute if one of them has cheated: an owner whose share did not reach its holder, or was wrong
     there. A server that passes the ciphertexts on cannot tell which. But an honest client is in dispute with cheats
-    only, so whoever is in dispute with more others than there may be cheats is one itself.
+    only, so a client in dispute with more others than there may be cheats is one itself.
     """
 
     def __init__(self, aggregate: Aggregate, shares: Shares) -> None:
@@ -331,8 +331,8 @@ class _SecretRecovery:
         if secret is not None:
             self._right[owner] = is_right
             return secret
-        # An owner is certain to be the cheat if so many shares came that they outvote all liars among the holders, and
-        # if so many agree on a wrong secret that, without the liars, enough are left to open it: they are the owner's.
+        # An owner is certain to be the cheat if enough shares came to outvote all liars among the holders, and
+        # if enough agree on a wrong secret to open it even without the liars: they are the owner's.
         session, count, liars = self._session, len(holders), self._most_liars
         certain, threshold = self.certain(), session.threshold
         blamed, others = self._aggregate.blamed | certain, self._disputes[owner] - certain
@@ -393,7 +393,7 @@ class _SecretRecovery:
         return corrector.correct([held[holder] for holder in holders], is_right)
 
     def _agreeing(self, owner: int) -> int:
-        """Return how many shares are of one secret, right or wrong, if so many are that they can be told."""
+        """Return how many shares are of one secret, right or wrong, if enough are to be certain."""
         corrected = self._decode(owner, lambda _secret: True)
         return 0 if corrected is None else len(self._given[owner]) - len(corrected.wrong)
 

@@ -81,7 +81,7 @@ class State:
         return added, subtracted
 
     def encode(self) -> bytes:
-        """Return the bytes to be kept; whoever restores old ones breaks the guarantee."""
+        """Return the bytes to be kept; restoring old ones breaks the guarantee."""
         packed = (self.pair_keys[rank] for rank in sorted(self.pair_keys))
         fields = (
             self.keys.digest,

@@ -22,7 +22,7 @@ LEAST_QUORUM = 3
 MOST_ATTEMPTS = 8
 MOST_STEPS = 1 << 20
 
-_NOT_READY = bytes(BINDING_BYTES)  # in the place of K
+_NOT_READY = bytes(BINDING_BYTES)  # instead of K
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

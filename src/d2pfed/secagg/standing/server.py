@@ -85,7 +85,7 @@ class Advertising:
 
 
 class Agreeing:
-    """Second exchange of the set-up: pass the adverts on, hear who is ready.
+    """Second exchange of the set-up: pass the adverts on, learn who is ready.
 
     `claims` are positions of silos that a peer has met and that are not earlier than now: to be passed on to them.
     """
