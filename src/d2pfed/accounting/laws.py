@@ -87,7 +87,7 @@ class SkellamSum(_Law):
         return self.variance
 
     def rdp(self, radii: int, orders: FloatArray) -> FloatArray:
-        """Return the Renyi curve of neighbors at a distance in radii, at integer orders (Agarwal, Kairouz and Liu 2021).
+        """Return the Renyi curve at a distance in radii, at integer orders (Agarwal, Kairouz and Liu 2021).
 
         Proof: theory.md#skellam. Checked: test_accounting_rdp.py against exact divergences.
         """
