@@ -604,7 +604,7 @@ def parts_of(events: Sequence[Event], observer: str) -> Parts:
         others = binom(each.releases - 1, min(1.0, each.cohort_size / max(1, each.population - 1)))
         cost = float(each.releases * each.rate * (each.method == "fixed")) * float(others.sf(cap - 1))
         is_hidden, variance = each.is_hidden(observer), float(each.variance) * left
-        is_block = each.method == "once" and observer == "released"
+        is_block = each.method == "once" and each.unit == "client" and cap == 1 and observer == "released"
         parts[Part(each.cost, left, cap, is_hidden, float(shift), variance, cost, is_block)] += 1
     return parts
 

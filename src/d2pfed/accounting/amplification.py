@@ -113,11 +113,12 @@ def once_epsilon(runs: Sequence[RunReleases], known: float, delta: float, points
     cohort, population = run.sampling.cohort_size, run.sampling.population
     costs = [gaussian_cost(noise, Adjacency.REPLACE_ONE.radii, run.count).values for noise, _ in run.noises]
     slack = math.fsum(each * count for (_, each), (_, count) in zip(costs, run.noises, strict=True))
-    if run.count * cohort >= population or not math.isfinite(slack):
+    if run.count * cohort >= population or run.max_participations > 1 or not math.isfinite(slack):
         return math.inf, "none"
     ratio, left = math.sqrt(max(squared for squared, _ in costs)), delta * math.exp(-slack)
     hidden = HiddenBlocks(ratio, cohort / population, run.count)
-    found = hidden.epsilon(left, known, _BLOCK_POINTS * points)
+    # A fine grid rounds more often: at a small delta the coarse one may be the tighter.
+    found = min(hidden.epsilon(left, known, _BLOCK_POINTS * grid) for grid in {COARSE, points})
     return found + 2 * slack, "allocation"
 
 

@@ -354,8 +354,8 @@ def _assumptions(plan: Plan) -> list[str]:
     if plan.sampling.method is Sampling.ONCE:
         found += [
             "No client is in two cohorts of the run, and dropping out does not depend on data.",
-            "For `released`, where it is below `server`: who reads the models does not learn who took part when.",
-            "For `released`, where it is below `server`: who was drawn, and earlier sums, make no attempt fail.",
+            "For `released`, where it is below `server`: a reader of the models does not learn who took part when.",
+            "For `released`, where it is below `server`: no dropout or failure depends on who was drawn or on sums.",
         ]
     return found
 
