@@ -16,6 +16,7 @@ _REACH = (-5.0, 7.5)  # of a Gaussian, in deviations; what is below is raised, w
 _ROUNDING = 2.0**-50  # of a value of a call function, and of each transform's level
 _LARGEST = 300.0  # exponent of a likelihood ratio within the range of doubles
 _PRECISION = 1e-4  # relative, of epsilon
+_SMALLEST = 0.05  # of an epsilon without amplification, that is tried
 _FEWEST, _MOST = 8, 1 << 11  # grid points of a block
 
 
@@ -33,8 +34,11 @@ class HiddenBlocks:
 
     def epsilon(self, delta: float, known: float, points: int) -> float:
         """Return epsilon on a grid of this many points, at most `known`: that of someone who knows the block."""
+        # What the grid adds grows with exp(epsilon), so a smaller one may be found where `known` is not.
         low, high = 0.0, known
-        if not math.isfinite(known) or self.delta(known, points) > delta:
+        while math.isfinite(high) and self.delta(high, points) > delta:
+            low, high = (0.0, 0.9 * high) if high > _SMALLEST * known else (known, math.inf)
+        if not math.isfinite(high):
             return known
         while high - low > _PRECISION * high:
             middle = (low + high) / 2
