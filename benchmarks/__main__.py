@@ -274,7 +274,7 @@ def tightening_command(
     path: Annotated[Path | None, typer.Option("--out", show_default=False, help="A JSON file for `page`.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Compare bounds on epsilon with earlier ones and with lower bounds.
+    """Compare bounds on epsilon with lower bounds.
 
     By population and epsilon.
     """

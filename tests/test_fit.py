@@ -86,7 +86,7 @@ def test_a_result_reads_well_in_terminal_and_notebook():
         "epsilon against server: ",
         "at delta 0.001",
         "report.html",
-        "whoever knows the seed",
+        "anyone who knows the seed",
     ):
         assert part in text
     assert "<table>" in page

@@ -536,7 +536,7 @@ def test_a_clear_run_leaves_all_files_but_plan_and_ledger(tmp_path, finished):
     assert "it protects nobody" in page.text
     assert "Epsilon none trained in the clear" in page.text
     assert "protects nobody" not in Page.read((finished / "report.html").read_text()).text.replace(
-        "This run repeats from its seed: it protects nobody", ""
+        "This run repeats from its seed: anyone who knows the seed can remove the noise", ""
     )
 
 

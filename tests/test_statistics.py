@@ -310,7 +310,7 @@ def test_a_result_names_unit_adjacency_observers_and_warns_of_few_clients():
     ):
         assert part in text, text
     assert "large as clients are few" in text
-    assert "protects nobody" in text
+    assert "can remove it" in text
     assert not d2pfed.private_sum(np.eye(10), delta=1e-4).warnings
     assert not d2pfed.private_sum(np.eye(10), delta=0.0999).warnings
     assert "is not below 1 / clients = 0.1: publishing" in repr(d2pfed.private_sum(np.eye(10), delta=0.1))
