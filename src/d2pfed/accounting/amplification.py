@@ -99,7 +99,7 @@ def sampled_runs_epsilon(
     return found
 
 
-def once_epsilon(runs: Sequence[RunReleases], known: float, delta: float, points: int) -> tuple[float, str]:
+def once_epsilon(runs: Sequence[RunReleases], known: float, delta: float) -> tuple[float, str]:
     """Return epsilon of one run under `once` towards who does not know the blocks; `known` to who does.
 
     A client in no charged block must remain, and none may be in two. Zero-out counts as replace-one. Several runs, and
@@ -118,7 +118,7 @@ def once_epsilon(runs: Sequence[RunReleases], known: float, delta: float, points
     ratio, left = math.sqrt(max(squared for squared, _ in costs)), delta * math.exp(-slack)
     hidden = HiddenBlocks(ratio, cohort / population, run.count)
     # A fine grid rounds more often: at a small delta the coarse one may be the tighter.
-    found = min(hidden.epsilon(left, known, _BLOCK_POINTS * grid) for grid in {COARSE, points})
+    found = min(hidden.epsilon(left, known, _BLOCK_POINTS * grid) for grid in (COARSE, FINE))
     return found + 2 * slack, "allocation"
 
 

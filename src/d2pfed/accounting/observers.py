@@ -198,7 +198,7 @@ def runs_epsilon(
     if observer.view is View.RELEASED:
         # This view is a function of one that knows the cohorts, so whatever holds there holds here.
         amplified = sampled_runs_epsilon(runs, adjacency, delta, points)
-        amplified = min(amplified, once_epsilon(runs, plain[0], delta, points))
+        amplified = min(amplified, once_epsilon(runs, plain[0], delta))
         if amplified < plain:
             return (*amplified, True)
     return (*plain, False)
