@@ -565,7 +565,7 @@ def test_the_verifiers_arithmetic_is_that_of_the_accountants(mechanism, sampling
             assert math.isinf(bound)
         else:
             hidden = guarantee.accountant == "allocation"  # two grids of the same sum
-            assert bound == pytest.approx(guarantee.epsilon, rel=0.02 if hidden else 1e-4)
+            assert bound == pytest.approx(guarantee.epsilon, rel=0.04 if hidden else 1e-4)
             assert bound <= guarantee.epsilon * (1 + verifier.TOLERANCE / 2)
 
 
@@ -833,7 +833,7 @@ NOISE = {"events.variance", "events.contributors"}
 
 @pytest.mark.parametrize("name", ["once", "fixed", "record replaced"])
 def test_each_number_of_a_runs_certificate_is_recomputed_or_compared(certificates, name):
-    # For hidden blocks this file's own bound is up to 2 % below the accountant's: a claim between them holds as well.
+    # For hidden blocks this file's own bound is up to 4 % below the accountant's: a claim between them holds as well.
     tighter = {("claims.epsilon", False)} if name == "once" else set()
     assert {place for place, up in unnoticed(certificates[name]) - WEAKER - tighter} <= ROWS
 
