@@ -284,7 +284,6 @@ def test_a_missing_sync_is_caught(log, tmp_path, monkeypatch, part):
             original(*arguments)
 
     monkeypatch.setattr(ledger_files, part, lazy)
-    monkeypatch.setattr(client_log, part, lazy)
     assert unpaid(recorded(tmp_path, monkeypatch), tmp_path / "crashed") > 0
 
 
@@ -300,8 +299,8 @@ def test_an_anchor_that_moves_before_its_row_is_caught(log, tmp_path, monkeypatc
             append(*pending.pop())
 
     pending = []
-    monkeypatch.setattr(client_log, "append_file", late)
-    monkeypatch.setattr(client_log, "replace_file", moved)
+    monkeypatch.setattr(ledger_files, "append_file", late)
+    monkeypatch.setattr(ledger_files, "replace_file", moved)
     assert unpaid(recorded(tmp_path, monkeypatch), tmp_path / "crashed") > 0
 
 

@@ -151,8 +151,8 @@ def test_long_vectors_average_four_radii_below_the_norm_bound(dithered):
     whole = codec(length, clip=float(radius), granularity=1.0, fraction_bits=0)
     below = 0
     for seed in range(seeds):
-        stream = Stream(digest("dither", seed)) if dithered else None
-        below += radius**2 - exact_square(whole.prepare(update, digest("seed", seed), stream).values.tolist())
+        dither = whole.dither(Stream(digest("dither", seed))) if dithered else None
+        below += radius**2 - exact_square(whole.prepare(update, digest("seed", seed), dither).values.tolist())
     assert 3.5 < below / seeds / radius < 4.5
 
 
@@ -315,5 +315,5 @@ def test_the_kernel_adds_rows_as_they_are_prepared_alone(dithered):
     _add_rows(rows, np.arange(200), signs, np.empty(0, np.int64), 0, scales, drawn, totals, left)
     assert left.sum() <= 2
     for row in np.flatnonzero(~left):
-        alone = codec.prepare(rows[row], SEED, Stream(digest(int(row))) if dithered else None)
+        alone = codec.prepare(rows[row], SEED, dithers[row] if dithered else None)
         assert np.array_equal(totals[row], alone.values)

@@ -259,7 +259,7 @@ def test_keys_of_runs_that_are_left_do_not_fill_the_memory(server, monkeypatch):
         return sum(file.name != "lock" for file in (server.directory / "keys").glob("*/*"))
 
     assert leave(*"bcdef") == 3  # with those of the epoch that has just begun
-    monkeypatch.setattr(keystore, "keep_newest", lambda *_: None)
+    monkeypatch.setattr(keystore.files, "keep_newest", lambda *_: None)
     assert leave(*"gh") == 4 + 1
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from d2pfed.errors import ConfigError
-from d2pfed.ledger import keystore
+from d2pfed.ledger import files, keystore
 from d2pfed.ledger.keystore import VolatileFile
 from d2pfed.ledger.rows import Head
 
@@ -76,7 +76,7 @@ def test_a_sweep_erases_what_is_over_or_does_not_fit_and_nothing_else(tmp_path, 
     in_memory(tmp_path / "keys", "rolled back", b"now", Head(9, bytes(32)))
     (tmp_path / "keys" / "torn").write_bytes(b"half")
     synced = []
-    monkeypatch.setattr(keystore, "sync_directory", synced.append)
+    monkeypatch.setattr(files, "sync_directory", synced.append)
     file.sweep(lambda head: head.seq < 9, lambda content: content == b"over")
     assert sorted(each.name for each in (tmp_path / "keys").iterdir()) == ["lock", "now"]
     assert synced == [tmp_path / "keys"]
@@ -84,7 +84,7 @@ def test_a_sweep_erases_what_is_over_or_does_not_fit_and_nothing_else(tmp_path, 
 
 def test_erasing_lasts(tmp_path, monkeypatch):
     file, synced = in_memory(tmp_path / "keys", "state", b"secret"), []
-    monkeypatch.setattr(keystore, "sync_directory", synced.append)
+    monkeypatch.setattr(files, "sync_directory", synced.append)
     assert file.read(lambda head: False) is None
     assert synced == [tmp_path / "keys"]
     assert file.read(lambda head: True) is None

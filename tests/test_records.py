@@ -75,7 +75,7 @@ def test_a_sum_is_that_of_the_rows_prepared_one_by_one(rotation, dither, scale):
     rows[3] = 0
     expected = np.zeros(codec.length, np.int64)
     for row in rows:
-        expected += codec.prepare(row, SEED, None if dither is None else dither.stream()).values
+        expected += codec.prepare(row, SEED, None if dither is None else codec.dither(dither.stream())).values
     rows = np.insert(rows, 5, np.nan, axis=0)
     rows = np.insert(rows, 9, np.inf, axis=0)
     totals = np.zeros((2, codec.length), np.int64)
@@ -143,7 +143,7 @@ def test_rows_left_over_are_dithered_by_their_own_silo(plan):
 
 
 def own_integers(plan, row):
-    return plan.codec.prepare(row, SEED, ROOT.child("attempt").child("dither").stream()).values
+    return plan.codec.prepare(row, SEED, plan.codec.dither(ROOT.child("attempt").child("dither").stream())).values
 
 
 def require_additive(plan, centre, rows):
@@ -180,7 +180,9 @@ def rounded_sum(plan, rows):
 
 def per_batch_clip(plan, rows):
     """A twin: the sum of the batch is clipped, not each record."""
-    return plan.codec.prepare(rows.sum(0), SEED, ROOT.child("attempt").child("dither").stream()).values
+    return plan.codec.prepare(
+        rows.sum(0), SEED, plan.codec.dither(ROOT.child("attempt").child("dither").stream())
+    ).values
 
 
 def truncated(plan, rows):

@@ -12,7 +12,7 @@ from d2pfed.secagg.pairwise import keys, messages
 from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement
 from d2pfed.secagg.pairwise.messages import EncryptedShares, encode_invitation
 from d2pfed.secagg.pairwise.phases import Confirmed, Masked
-from d2pfed.secagg.pairwise.server import Aggregate, unmask
+from d2pfed.secagg.pairwise.server import Aggregate, Known, unmask
 from d2pfed.secagg.shamir import Interpolation
 from d2pfed.secagg.wire import MessageKind, Subset, message, pack_subset, subset_of
 from support.decoding import decode_advertisement, decode_confirmation
@@ -91,7 +91,7 @@ class Evil:
         """Pass the advertisements on; the victim is shown the forged ones."""
         for rank in ranks:
             shown = self.advertisements | (dict(forged or {}) if rank == VICTIM else {})
-            self.joined[rank] = JoinedClients.of(self.session, told, self.leaves(told, shown))
+            self.joined[rank] = JoinedClients.of(self.session, self.leaves(told, shown))
             answer = self.ask(rank, messages.encode_advertisements(self.joined[rank], rank, shown))
             self.ciphertexts[rank] = dict(
                 messages.decode_encrypted_shares(self.joined[rank], rank, answer).ciphertexts
@@ -235,14 +235,8 @@ class Evil:
         for rank in np.flatnonzero(survivors):
             self.session.ring.add_into(total, self.vectors[rank])
         first = int(np.flatnonzero(survivors)[0])
-        aggregate = Aggregate(
-            joined=self.joined[first],
-            advertisements=self.advertisements,
-            context=self.context(first, sharers),
-            sharers=sharers,
-            survivors=survivors,
-            total=total,
-        )
+        known = Known(self.joined[first], None, self.advertisements)
+        aggregate = Aggregate(known, self.context(first, sharers), sharers, survivors, total)
         return unmask(aggregate, self.all_shares).vector
 
     def without(self, total: np.ndarray, ranks: Iterable[int]) -> np.ndarray:

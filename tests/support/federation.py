@@ -182,7 +182,7 @@ def until_unmasking(federation: Federation, lose: Loss = keep_all, model: bytes 
 
 def change_shares(unmasking: Unmasking, rank: int, answer: bytes, change: Callable[[int, int], int]) -> bytes:
     """A client's unmasking shares, each changed by `change(owner's rank, share)`."""
-    joined, sharers = unmasking._aggregate.joined, unmasking._aggregate.sharers
+    joined, sharers = unmasking._aggregate.known.joined, unmasking._aggregate.sharers
     opened = messages.decode_unmasking_shares(joined, rank, sharers, answer)
     changed = {owner: change(owner, share) for owner, share in opened.items() if share is not None}
     return messages.encode_unmasking_shares(joined, rank, sharers, changed)

@@ -106,7 +106,7 @@ def _run(name, federation):
     collect(confirming, exchange("confirm"))
     unmasking = confirming.close()
     collect(unmasking, exchange("unmask"))
-    total, joined = unmasking.close(), unmasking._aggregate.joined
+    total, joined = unmasking.close(), unmasking._aggregate.known.joined
     root = Entropy.replay(b"vectors")
     histories = {client: federation.history(client) for client in session.cohort}
     return {

@@ -15,17 +15,8 @@ from os.path import lexists
 from pathlib import Path
 
 from d2pfed.errors import LedgerError
+from d2pfed.ledger import files
 from d2pfed.ledger.budget import LARGEST
-from d2pfed.ledger.files import (
-    append_file,
-    locked,
-    make_directory,
-    read_file,
-    replace_file,
-    require_directory,
-    sync_directory,
-    truncate_file,
-)
 from d2pfed.ledger.rows import Head
 from d2pfed.numerics.randomness import digest, first_head, next_head
 
@@ -213,12 +204,12 @@ class ClientLog:
 
     def create(self, carried: Body) -> ClientHistory:
         """Begin a log where there is none, and its anchor; refuses where there is either, or a trace of trouble."""
-        make_directory(self._outside)
+        files.make_directory(self._outside)
         with self._locked():
             self.require_new()
             row = self._row(self._start, Entry.OPENING, carried)
-            replace_file(self._file, row.line())
-            replace_file(self._anchor_file, Anchor(row.head).encode())
+            files.replace_file(self._file, row.line())
+            files.replace_file(self._anchor_file, Anchor(row.head).encode())
             return ClientHistory(self._start, (row,), 0, "")
 
     def has_begun(self) -> bool:
@@ -231,12 +222,12 @@ class ClientLog:
         A log of nothing but its opening, without an anchor, is what an interrupted beginning leaves: it begins again.
         """
         if lexists(self._outside):
-            require_directory(self._outside)
+            files.require_directory(self._outside)
         for file in (self._anchor_file, self._mark_file, self._file):
             if not lexists(file):
                 continue
             if file == self._file:
-                rows, more = parse(self._start, read_file(file) or b"")
+                rows, more = parse(self._start, files.read_file(file) or b"")
                 if not more and [row.entry for row in rows] == [Entry.OPENING]:
                     continue
             raise LedgerError(f"{file} is there already: this client has begun before; see `d2pfed client adopt`")
@@ -259,22 +250,24 @@ class ClientLog:
         row = self._row(seen.head, entry, body)
         with self._locked():
             anchor = self._require_anchor()
-            if anchor.head != seen.head or read_file(self._file) != b"".join(each.line() for each in seen.rows):
+            if anchor.head != seen.head or files.read_file(self._file) != b"".join(
+                each.line() for each in seen.rows
+            ):
                 self._read()  # another process came first, or died while it did, if this holds together
                 return None
-            replace_file(self._anchor_file, replace(anchor, announced=row.head).encode())
-            append_file(self._file, row.line())
+            files.replace_file(self._anchor_file, replace(anchor, announced=row.head).encode())
+            files.append_file(self._file, row.line())
             anchor = anchor_after(anchor, [row])
-            replace_file(self._anchor_file, anchor.encode())
+            files.replace_file(self._anchor_file, anchor.encode())
         return ClientHistory(seen.start, (*seen.rows, row), anchor.serial, anchor.roster)
 
     def mark(self, why: str, shown: Head) -> None:
         """Note, outside of the log, that a position was shown that this log does not hold; nothing works after it."""
-        make_directory(self._outside)
+        files.make_directory(self._outside)
         with self._locked():
-            before = (read_file(self._mark_file) or b"").splitlines()
+            before = (files.read_file(self._mark_file) or b"").splitlines()
             lines = [*before, f"{shown.encode()} {why}".encode()]
-            replace_file(self._mark_file, b"".join(line + b"\n" for line in lines))
+            files.replace_file(self._mark_file, b"".join(line + b"\n" for line in lines))
 
     def adopt(self, carried: Body) -> ClientHistory:
         """Go on with what is left of the log, by a person's declaration of what it does not know.
@@ -282,18 +275,18 @@ class ClientLog:
         The rows that hold together are kept, a damaged file is kept aside, and the count goes on above all positions
         that are known, so that others see it rise. Rows of a clock that was ahead count by the declaration's time then.
         """
-        make_directory(self._outside)
+        files.make_directory(self._outside)
         with self._locked():
-            data = read_file(self._file) or b""
+            data = files.read_file(self._file) or b""
             found, _ = parse(self._start, data)
             before = ClientHistory(self._start, found, 0, "")
             anchor, is_whole = None, False
             with suppress(LedgerError):
-                anchor = Anchor.decode(read_file(self._anchor_file) or b"")
+                anchor = Anchor.decode(files.read_file(self._anchor_file) or b"")
                 self._read()
                 is_whole = True
             known = [anchor.head] if anchor else []  # positions that this client had, or that others have shown
-            for line in (read_file(self._mark_file) or b"").decode(errors="replace").splitlines():
+            for line in (files.read_file(self._mark_file) or b"").decode(errors="replace").splitlines():
                 with suppress(LedgerError):  # what is left of a damaged mark still refuses everything
                     known.append(Head.decode(line.partition(" ")[0]))
             adopted = [head for head in known if not before.holds(head)]
@@ -308,21 +301,21 @@ class ClientLog:
             rows.append(self._row(rows[-1].head, Entry.DECLARATION, {**carried, "adopted": texts}, number=above))
             content = b"".join(row.line() for row in rows)
             if not content.startswith(data):
-                replace_file(self._file.with_name(f"log.damaged-{digest('damaged', data).hex()[:16]}"), data)
+                files.replace_file(self._file.with_name(f"log.damaged-{digest('damaged', data).hex()[:16]}"), data)
             moved = anchor_after(anchor, rows)
-            replace_file(self._file, content)
-            replace_file(self._anchor_file, moved.encode())
+            files.replace_file(self._file, content)
+            files.replace_file(self._anchor_file, moved.encode())
             self._mark_file.unlink(missing_ok=True)
-            sync_directory(self._outside)
+            files.sync_directory(self._outside)
             return ClientHistory(self._start, tuple(rows), moved.serial, moved.roster)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         if not self._outside.exists():
             raise LedgerError(f"there is no anchor in {self._outside}: {ADOPT}")
-        require_directory(self._outside)
+        files.require_directory(self._outside)
         # The lock is outside as well: two homes of one client on one machine take turns, and the second is found out.
-        with locked(self._outside / "lock"):
+        with files.locked(self._outside / "lock"):
             yield
 
     def _row(self, before: Head, entry: Entry, body: Body, number: int | None = None) -> LogRow:
@@ -333,25 +326,25 @@ class ClientLog:
 
     def _read(self) -> ClientHistory:
         anchor = self._require_anchor()
-        data = read_file(self._file)
+        data = files.read_file(self._file)
         if data is None:
             raise LedgerError(f"{self._file} is missing, and its anchor is not: {ADOPT}")
         rows, torn = parse(self._start, data)
         require_anchored(rows, self._start, anchor.head)
         require_announced(rows, torn, anchor)
         if torn:
-            truncate_file(self._file, len(data) - len(torn))
+            files.truncate_file(self._file, len(data) - len(torn))
         if rows and (settled := anchor_after(anchor, rows)) != anchor:
             anchor = settled
-            replace_file(self._anchor_file, anchor.encode())
+            files.replace_file(self._anchor_file, anchor.encode())
         return ClientHistory(self._start, rows, anchor.serial, anchor.roster)
 
     def _require_anchor(self) -> Anchor:
-        if (marked := read_file(self._mark_file)) is not None:
+        if (marked := files.read_file(self._mark_file)) is not None:
             raise LedgerError(
                 f"this client was rolled back or cloned ({marked.decode(errors='replace').strip()}): {ADOPT}"
             )
-        data = read_file(self._anchor_file)
+        data = files.read_file(self._anchor_file)
         if data is None:
             raise LedgerError(f"{self._anchor_file} is missing: {ADOPT}")
         return Anchor.decode(data)

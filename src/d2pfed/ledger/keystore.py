@@ -10,17 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from d2pfed.errors import ConfigError, LedgerError
-from d2pfed.ledger.files import (
-    OTHERS_MAY_USE,
-    FileError,
-    keep_newest,
-    locked,
-    make_directory,
-    read_file,
-    replace_file,
-    require_directory,
-    sync_directory,
-)
+from d2pfed.ledger import files
 from d2pfed.ledger.rows import Head
 from d2pfed.numerics.randomness import digest
 
@@ -85,31 +75,31 @@ class VolatileFile:
 
     def __init__(self, directory: Path, name: str, *, keys_on_disk: bool = False) -> None:
         if not (keys_on_disk or is_in_memory(directory)):
-            raise FileError(
+            raise files.FileError(
                 f"keys are kept in memory only, and {directory} is on a disk: name a directory on a tmpfs "
                 f"(state = ...), or accept that a backup voids the guarantee (keys_on_disk = true)"
             )
-        make_directory(directory)
-        require_directory(directory, forbidden=OTHERS_MAY_USE)
+        files.make_directory(directory)
+        files.require_directory(directory, forbidden=files.OTHERS_MAY_USE)
         self._directory = directory
         self._file = directory / name
         self.refusal = ""  # why the last value was erased, for the client's own log
 
     def read(self, holds: Callable[[Head], bool]) -> bytes | None:
         """Return the value; None if there is none, or it did not fit and is now erased."""
-        with locked(self._directory / "lock"):
+        with files.locked(self._directory / "lock"):
             return self._read(holds)
 
     def write(self, content: bytes, position: Head) -> None:
         """Keep a value instead of the one before."""
-        with locked(self._directory / "lock"):
+        with files.locked(self._directory / "lock"):
             self._write(content, position)
 
     def update(
         self, holds: Callable[[Head], bool], change: Callable[[bytes], tuple[bytes, _T]], head: Callable[[], Head]
     ) -> _T:
         """Under the lock, replace the value by what `change` makes of it, and return what else it made."""
-        with locked(self._directory / "lock"):
+        with files.locked(self._directory / "lock"):
             found = self._read(holds)
             if found is None:
                 raise ConfigError("standing keys are gone")
@@ -119,27 +109,29 @@ class VolatileFile:
 
     def sweep(self, holds: Callable[[Head], bool], over: Callable[[bytes], bool]) -> None:
         """Erase all values in the directory that are over, or do not fit, or that newer ones leave no room for."""
-        with locked(self._directory / "lock"):
+        with files.locked(self._directory / "lock"):
             for file in self._directory.iterdir():
                 if file.name == "lock":
                     continue
                 try:
-                    useful = not over(_checked(read_file(file, forbidden=OTHERS_MAY_USE) or b"", holds))
+                    useful = not over(
+                        _checked(files.read_file(file, forbidden=files.OTHERS_MAY_USE) or b"", holds)
+                    )
                 except (ConfigError, LedgerError):
                     useful = False
                 if not useful:
                     file.unlink(missing_ok=True)
-            keep_newest(self._directory, MOST_FILES)
-            sync_directory(self._directory)
+            files.keep_newest(self._directory, MOST_FILES)
+            files.sync_directory(self._directory)
 
     def _write(self, content: bytes, position: Head) -> None:
         if not (now := boot()):
             raise ConfigError("this system does not tell its starts apart: standing keys cannot be kept in files")
         body = f"{now} {position.encode()}\n".encode() + content
-        replace_file(self._file, digest("d2pfed volatile", body) + body)
+        files.replace_file(self._file, digest("d2pfed volatile", body) + body)
 
     def _read(self, holds: Callable[[Head], bool]) -> bytes | None:
-        data = read_file(self._file, forbidden=OTHERS_MAY_USE)
+        data = files.read_file(self._file, forbidden=files.OTHERS_MAY_USE)
         if data is None:
             return None
         try:
@@ -147,7 +139,7 @@ class VolatileFile:
         except (ConfigError, LedgerError) as error:
             self.refusal = str(error)
             self._file.unlink(missing_ok=True)
-            sync_directory(self._directory)
+            files.sync_directory(self._directory)
             return None
 
 

@@ -95,22 +95,13 @@ class Codec:
 
     # A user's function may have set numpy to raise, and one record would then fail its batch.
     @np.errstate(all="ignore")
-    def prepare(self, update: NDArray[np.floating], seed: bytes, dither: Stream | None = None) -> Centers:
+    def prepare(self, update: NDArray[np.floating], seed: bytes, dither: Dither | None = None) -> Centers:
         """Clip, rotate and round an update to the grid; refuse what is not a finite vector of the right length.
 
         Folding and rounding can lift the norm above the bound, so the vector shrinks until its integers obey it.
-        Rounding to the nearest would swallow a vector that is far shorter than the clip; with a stream to dither from
-        it goes up or down by chance, right on average.
+        Rounding to the nearest would swallow a vector that is far shorter than the clip; with a dither it goes up or
+        down by chance, right on average.
         """
-        return self._prepared(update, seed, None if dither is None else self.dither(dither))
-
-    def dither(self, stream: Stream) -> Dither:
-        """Draw what decides which coordinates are rounded up."""
-        drawn = np.empty(self.length, np.uint16)
-        stream.fill(drawn)
-        return drawn
-
-    def _prepared(self, update: NDArray[np.floating], seed: bytes, dither: Dither | None) -> Centers:
         require_update(update, self.rotation.dimension)
         # Added to each coordinate before it is rounded down, uniform in (0, 1); none: to the nearest.
         dithers = np.empty(0, np.uint16) if dither is None else dither
@@ -129,6 +120,12 @@ class Codec:
             if square <= radius**2:
                 return Centers(values.astype(np.int64), radius, self.fraction_bits)
             factor *= min(radius / math.sqrt(square), 1 - 2**-16)
+
+    def dither(self, stream: Stream) -> Dither:
+        """Draw what decides which coordinates are rounded up."""
+        drawn = np.empty(self.length, np.uint16)
+        stream.fill(drawn)
+        return drawn
 
     @np.errstate(all="ignore")
     def add_prepared(
@@ -177,7 +174,7 @@ class Codec:
         for row in np.flatnonzero(left):
             if np.isfinite(updates[row]).all() and updates[row].any():
                 own = None if dithers is None else dithers[owners[row]]
-                totals[owners[row]] += self._prepared(updates[row].copy(), seed, own).values
+                totals[owners[row]] += self.prepare(updates[row].copy(), seed, own).values
 
     @property
     def _limit(self) -> float:

@@ -34,23 +34,21 @@ _GUARD_BITS = 64  # what the intervals lose on the way is far less; if it were n
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """Intervals of a distribution's weights from `first` on, up to a factor, and upper bounds of both tails' sums."""
-
-    first: int
-    lower: tuple[int, ...]
-    upper: tuple[int, ...]
-    left_tail: int
-    right_tail: int
-
-
-@dataclass(frozen=True, slots=True)
 class Side:
     """The weights on one side of the mode, from it outwards, and an upper bound of the sum of all that follow."""
 
     lower: tuple[int, ...]
     upper: tuple[int, ...]
     tail: int
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Intervals of a distribution's weights, up to a factor that makes the mode's 1."""
+
+    mode: int
+    left: Side
+    right: Side
 
 
 def ceil_divide(numerator: int, denominator: int) -> int:
@@ -98,18 +96,6 @@ def falling_side(ratios: Iterable[Interval], precision: int, tail_bits: int) -> 
     raise EOFError("the ratios end before the tail is small")
 
 
-def join(mode: int, left: Side, right: Side, precision: int) -> Weights:
-    """Put two sides from a common mode of weight 1 together."""
-    one = (1 << precision,)
-    return Weights(
-        first=mode - len(left.lower),
-        lower=left.lower[::-1] + one + right.lower,
-        upper=left.upper[::-1] + one + right.upper,
-        left_tail=left.tail,
-        right_tail=right.tail,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class GaussianDistribution:
     """P(k) proportional to exp(-(k - center)^2 / (2 sigma^2))."""
@@ -127,7 +113,7 @@ class GaussianDistribution:
             nearest = exp_minus((1 - 2 * offset) / (2 * self.variance), precision)
             ratios = accumulate(repeat(shrink), partial(multiply, precision=precision), initial=nearest)
             sides.append(falling_side(ratios, precision, tail_bits))
-        return join(mode, sides[0], sides[1], precision)
+        return Weights(mode, sides[0], sides[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +132,7 @@ class SkellamDistribution:
             except EOFError:
                 count *= 2
             else:
-                return join(0, side, side, precision)
+                return Weights(0, side, side)
 
     def _ratios(self, count: int, precision: int) -> list[Interval]:
         """Enclose I_(k+1) / I_k downwards from [0, 1] by r_(k-1) = 1 / (2 k / variance + r_k), which contracts."""
@@ -176,7 +162,7 @@ class BinomialDistribution:
         mode = self.trials // 2
         left = falling_side(self._ratios(mode, precision), precision, tail_bits)
         right = falling_side(self._ratios(self.trials - mode, precision), precision, tail_bits)
-        return join(mode, left, right, precision)
+        return Weights(mode, left, right)
 
     def _ratios(self, rest: int, precision: int) -> Iterator[Interval]:
         """Yield the ratios outwards on a side with `rest` values left; beyond the last value they are zero."""
@@ -207,7 +193,7 @@ def cumulative(distribution: Distribution, bits: int) -> Cumulative:
     """
     precision = bits + _GUARD_BITS
     while True:
-        entries = _enclose(distribution.weights(precision, bits + _GUARD_BITS // 2), bits)
+        entries = _enclose(distribution.weights(precision, bits + _GUARD_BITS // 2), precision, bits)
         if entries is not None:
             return entries
         precision *= 2
@@ -228,23 +214,24 @@ def refine(distribution: Distribution, prefix: int, bits: int, stream: Stream) -
 _finer = lru_cache(maxsize=256)(cumulative)
 
 
-def _enclose(weights: Weights, bits: int) -> Cumulative | None:
+def _enclose(weights: Weights, precision: int, bits: int) -> Cumulative | None:
     """Turn weights into a table, or None if they are not enclosed tightly enough."""
-    left_lower = list(accumulate(weights.lower))
-    left_upper = list(accumulate(weights.upper, initial=weights.left_tail))[1:]
+    left, right, one = weights.left, weights.right, 1 << precision
+    left_lower = list(accumulate((*left.lower[::-1], one, *right.lower)))
+    left_upper = list(accumulate((*left.upper[::-1], one, *right.upper), initial=left.tail))[1:]
     top = (1 << bits) - 2
     entries = []
     for below, most_below in zip(left_lower, left_upper, strict=True):
-        most_above = left_upper[-1] - most_below + weights.right_tail
+        most_above = left_upper[-1] - most_below + right.tail
         above = left_lower[-1] - below
         entry = min((below << bits) // (below + most_above), top)  # top + 2 is as much as any F can be
         if most_below << bits > (entry + 2) * (most_below + above):
             return None
         entries.append(entry)
-    if weights.left_tail << bits > 2 * left_lower[-1] or entries[-1] != top:
+    if left.tail << bits > 2 * left_lower[-1] or entries[-1] != top:
         return None
     entries.insert(0, 0)  # one step before the first weight, F is at most the left tail
     # Of the zeros the last is kept, and of those that reach the top the first.
     start = bisect_right(entries, 0) - 1
     stop = next(index for index, entry in enumerate(entries) if entry >= top)
-    return Cumulative(weights.first - 1 + start, tuple(entries[start : stop + 1]))
+    return Cumulative(weights.mode - len(left.lower) - 1 + start, tuple(entries[start : stop + 1]))

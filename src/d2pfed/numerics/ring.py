@@ -20,7 +20,7 @@ MAX_BITS = 32
 
 _WORD = np.dtype("<u8")
 _WHOLE_BYTES = {8: "<u1", 16: "<u2", 32: "<u4"}
-_SPARE_WORDS = 3  # that the kernels touch: one for the rest, up to two for lanes partly empty
+_SPARE_WORDS = 3  # that `_pack` touches: one for the rest, up to two for lanes partly empty
 _MASK_BLOCK = 1 << 15  # words at a time: a block, its sum and the cipher's input stay in the cache
 _MOST_GROUPED = 15  # bits: four values and the rest of a byte are in one word
 _BLOCK = 1 << 11  # pairs at a time: a multiple of 32, so that blocks begin at whole words
@@ -77,19 +77,13 @@ class Ring:
         Guarantee: a wrong length or a padding bit that is set raises PeerError.
         Checked: test_ring.py::test_unpack_refuses_a_wrong_length and test_unpack_refuses_padding_bits.
         """
-        packed = np.frombuffer(data, np.uint8)
-        if packed.size != self.packed_bytes(count):
-            raise PeerError(f"a packed vector must have {self.packed_bytes(count)} bytes, got {packed.size}")
-        used = count * self.bits % 8
-        if used and packed[-1] >> used:
-            raise PeerError(f"a packed vector's {8 - used} padding bits must be zero")
+        packed = self._require_packed(data, count)
         if self.bits in _WHOLE_BYTES:
             return packed.view(_WHOLE_BYTES[self.bits]).astype(np.uint32)
-        words = np.zeros(count * self.bits // 64 + _SPARE_WORDS, _WORD)
-        words.view(np.uint8)[: packed.size] = packed
-        pairs = np.empty((count + 1) // 2, _WORD)
-        _unpack(words, self.bits, pairs)
-        return pairs.view("<u4")[:count]
+        values = np.zeros(count, np.uint32)
+        self.add_packed_into(values, data)
+        values &= self._mask
+        return values
 
     def add_packed_into(self, total: RingVector, data: bytes | memoryview) -> None:
         """Add a vector that a peer packed, in place; only the low bits of the total count.
@@ -97,15 +91,28 @@ class Ring:
         Guarantee: what `unpack` refuses is refused, and leaves the total as it was.
         Checked: test_ring.py::test_a_packed_vector_is_added_as_it_is_unpacked.
         """
-        packed, groups = np.frombuffer(data, np.uint8), 0
-        if self.bits <= _MOST_GROUPED and self.bits not in _WHOLE_BYTES:
+        packed, groups = self._require_packed(data, total.size), 0
+        if self.bits in _WHOLE_BYTES:
+            total += packed.view(_WHOLE_BYTES[self.bits])
+            return
+        if self.bits <= _MOST_GROUPED:
             inside = (packed.size - self.bits // 2 - 8) // self.bits + 1  # groups whose words end within the data
             groups = max(0, min(inside, total.size // 8))
-        rest = self.unpack(packed[groups * self.bits :].data, total.size - 8 * groups)
-        if groups:
-            words = np.ndarray((packed.size - 7,), _WORD, packed, strides=(1,))  # one from each byte on
+            words = np.ndarray((max(packed.size - 7, 0),), _WORD, packed, strides=(1,))  # one from each byte on
             _add_groups(words, self.bits, total[: 8 * groups])
-        total[8 * groups :] += rest
+        rest = packed[groups * self.bits :]
+        padded = np.zeros(rest.size + 7, np.uint8)
+        padded[: rest.size] = rest
+        _add_each(np.ndarray(rest.shape, _WORD, padded, strides=(1,)), self.bits, total[8 * groups :])
+
+    def _require_packed(self, data: bytes | memoryview, count: int) -> NDArray[np.uint8]:
+        """Refuse what is not a packed vector of this many values."""
+        packed, used = np.frombuffer(data, np.uint8), count * self.bits % 8
+        if packed.size != self.packed_bytes(count):
+            raise PeerError(f"a packed vector must have {self.packed_bytes(count)} bytes, got {packed.size}")
+        if used and packed[-1] >> used:
+            raise PeerError(f"a packed vector's {8 - used} padding bits must be zero")
+        return packed
 
     def uniform(self, stream: Stream, count: int) -> RingVector:
         """Return a uniform vector: the low bits of as many words of `mask_word` as it has coordinates."""
@@ -149,94 +156,39 @@ class Ring:
 def _pack(pairs: Words, bits: int, words: Words) -> None:
     """Write the lowest bits of all values one after the other; what is left over of the last one is zero."""
     lanes, spare = np.empty(_BLOCK + 1, np.uint64), np.empty(_BLOCK + 1, np.uint64)
+    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     for start in range(0, pairs.size, _BLOCK):
-        count, width = min(_BLOCK, pairs.size - start), 2 * bits
-        _merge_pairs(pairs[start : start + count], bits, lanes)
+        part, width = pairs[start : start + _BLOCK], 2 * bits
+        for index in range(part.size):
+            lanes[index] = part[index] & mask | (part[index] >> np.uint64(32) & mask) << np.uint64(bits)
+        count = part.size
         while 2 * width <= 64:
             lanes[count] = 0  # the neighbour of an odd one out
             count = (count + 1) // 2
-            _merge(lanes, width, spare[:count])
+            for index in range(count):
+                spare[index] = lanes[2 * index] | lanes[2 * index + 1] << np.uint64(width)
             lanes, spare = spare, lanes
             width *= 2
-        _join(lanes[:count], width, words[start // 32 * bits :])
-
-
-@compiled
-def _merge_pairs(pairs: Words, bits: int, lanes: Words) -> None:
-    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-    for index in range(pairs.size):
-        pair = pairs[index]
-        lanes[index] = pair & mask | (pair >> np.uint64(32) & mask) << np.uint64(bits)
-
-
-@compiled
-def _merge(lanes: Words, width: int, merged: Words) -> None:
-    for index in range(merged.size):
-        merged[index] = lanes[2 * index] | lanes[2 * index + 1] << np.uint64(width)
-
-
-@compiled
-def _join(lanes: Words, width: int, words: Words) -> None:
-    """Write lanes one after the other."""
-    position, filled, pending = 0, 0, np.uint64(0)
-    for index in range(lanes.size):
-        lane = lanes[index]
-        pending |= lane << np.uint64(filled)
-        filled += width
-        if filled >= 64:
+        position, filled, pending = start // 32 * bits, 0, np.uint64(0)
+        for index in range(count):
+            pending |= lanes[index] << np.uint64(filled)
+            filled += width
+            if filled >= 64:
+                words[position] = pending
+                position += 1
+                filled -= 64
+                # In two steps: a shift by 64 is undefined.
+                pending = lanes[index] >> np.uint64(width - filled - 1) >> np.uint64(1)
+        if filled:
             words[position] = pending
-            position += 1
-            filled -= 64
-            # In two steps: a shift by 64 is undefined.
-            pending = lane >> np.uint64(width - filled - 1) >> np.uint64(1)
-    if filled:
-        words[position] = pending
 
 
 @compiled
-def _unpack(words: Words, bits: int, pairs: Words) -> None:
-    """Read as many values as there is room for; a word more than they need may be read."""
-    lanes, spare = np.empty(_BLOCK + 32, np.uint64), np.empty(_BLOCK + 32, np.uint64)
-    lane_bits = 2 * bits
-    while 2 * lane_bits <= 64:
-        lane_bits *= 2
-    for start in range(0, pairs.size, _BLOCK):
-        part = pairs[start : start + _BLOCK]
-        count, width = -(-2 * bits * part.size // lane_bits), lane_bits
-        _split(words[start // 32 * bits :], width, lanes[:count])
-        while width > 2 * bits:
-            width //= 2
-            _halve(lanes[:count], width, spare)
-            lanes, spare = spare, lanes
-            count *= 2
-        _halve_to_pairs(lanes, bits, part)
-
-
-@compiled
-def _split(words: Words, width: int, lanes: Words) -> None:
-    """Read lanes one after the other."""
-    mask = ~np.uint64(0) >> np.uint64(64 - width)
-    bit = np.uint64(0)
-    for index in range(lanes.size):
-        word, shift = bit >> np.uint64(6), bit & np.uint64(63)
-        high = words[word + np.uint64(1)] << np.uint64(1) << (np.uint64(63) - shift)
-        lanes[index] = (words[word] >> shift | high) & mask
-        bit += np.uint64(width)
-
-
-@compiled
-def _halve(lanes: Words, width: int, halves: Words) -> None:
-    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
-    for index in range(lanes.size):
-        halves[2 * index] = lanes[index] & mask
-        halves[2 * index + 1] = lanes[index] >> np.uint64(width)
-
-
-@compiled
-def _halve_to_pairs(lanes: Words, bits: int, pairs: Words) -> None:
-    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-    for index in range(pairs.size):
-        pairs[index] = lanes[index] & mask | lanes[index] >> np.uint64(bits) << np.uint64(32)
+def _add_each(words: Words, bits: int, total: RingVector) -> None:
+    """Add value after value from the word that its byte begins; what is above a value's bits is added too."""
+    for index in range(total.size):
+        bit = np.uint64(index * bits)
+        total[index] += np.uint32(words[bit >> np.uint64(3)] >> (bit & np.uint64(7)))
 
 
 @compiled

@@ -19,7 +19,6 @@ from d2pfed.round.participant import (
     Participant,
     Units,
     require_clip,
-    require_fixed_clip,
 )
 from d2pfed.round.session import (
     Attempt,

@@ -25,24 +25,15 @@ from d2pfed.round.session import (
     delivery_of,
     rotation_seed,
 )
-from d2pfed.secagg import (
-    Advertising,
-    Confirming,
-    Delivery,
-    Exchange,
-    Position,
-    Roster,
-    ServerPhase,
-    Sum,
-    collect,
-    lattice,
-)
+from d2pfed.secagg import Delivery, Exchange, Position, Roster, ServerPhase, Sum, collect, lattice
 from d2pfed.secagg.draws import Opening
 from d2pfed.secagg.heads import CertifiedRoster
+from d2pfed.secagg.pairwise.server import Advertising, Confirming, Unmasking
 from d2pfed.secagg.trust import Consistency
 
 FEWEST = 2  # clients of a cohort that one can hide among
 B = TypeVar("B", bound=AttemptBinding)
+P = TypeVar("P", bound=ServerPhase)
 Refused = Callable[[int, PeerError], None]  # is told of each answer that does not count, and why
 Remember = Callable[[Mapping[int, Position]], None]  # is told where clients stand
 
@@ -60,46 +51,25 @@ class Collected(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MaskedSum:
-    """A sum behind the clients' masks, which the fourth exchange opens."""
+    """A sum behind the clients' masks: the survivors open those of pairs, a committee those of the lattice."""
 
     survivors: tuple[int, ...]
-    confirming: Confirming
-    exchange: Exchange
-    refused: Refused
-
-    def unmask(self) -> Sum:
-        """Ask the survivors to open the masks."""
-        run_exchange(self.confirming, self.exchange, self.refused)
-        unmasking = self.confirming.close()
-        run_exchange(unmasking, self.exchange, self.refused)
-        return unmasking.close()
-
-
-@dataclass(frozen=True, slots=True)
-class LatticeSum:
-    """A sum behind the clients' lattice masks, which a committee opens: nobody else is asked again."""
-
-    agreeing: lattice.Agreeing
+    phase: Confirming | lattice.Agreeing
     exchange: Exchange
     refused: Refused
     remember: Remember
 
-    @property
-    def survivors(self) -> tuple[int, ...]:
-        """The clients whose vector is in the sum."""
-        return self.agreeing.survivors
-
     def unmask(self) -> Sum:
-        """Ask the members to sign who has survived and to open the sum; if it was spoilt, to find by whom."""
-        run_exchange(self.agreeing, self.exchange, self.refused)
-        self.remember(self.agreeing.claims)  # the next attempt leaves out who was restored from an older state
-        opening = self.agreeing.close()
-        run_exchange(opening, self.exchange, self.refused)
-        opened = opening.close()
-        if isinstance(opened, lattice.Tracing):
-            run_exchange(opened, self.exchange, self.refused)
-            opened = opened.close()
-        return opened
+        """Ask for signatures of who has survived, and to open the masks; if a sum was spoilt, to find by whom."""
+        phase: Confirming | Unmasking | lattice.Agreeing | lattice.Opening | lattice.Tracing | Sum = self.phase
+        while not isinstance(phase, Sum):
+            run_exchange(phase, self.exchange, self.refused)
+            if isinstance(
+                phase, lattice.Agreeing
+            ):  # the next attempt leaves out who was restored from an older state
+                self.remember(phase.claims)
+            phase = phase.close()
+        return phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +139,7 @@ def gather(
     task: bytes = b"",
     invite: Invite = NOBODY_ENROLLED,
     refused: Refused = ignore,
-) -> MaskedSum | LatticeSum:
+) -> MaskedSum:
     """Run the exchanges of the protocol up to the masked vectors; raises TooFewClients with those who are left.
 
     `task` is all that decides what is trained beside the model, `with_clip` puts a round's clip before it; clients
@@ -178,43 +148,38 @@ def gather(
     """
     if isinstance(session, lattice.Session):
         # The committee is asked for its keys and to check them, then everybody for the one message of most clients.
-        convening = lattice.Convening(
-            lattice.Invitations(
-                session=session,
-                roster=invite.roster,
-                opening=invite.opening,
-                remembered=invite.remembered,
-                excluded=invite.excluded,
-            )
+        invitations = lattice.Invitations(
+            session=session,
+            roster=invite.roster,
+            opening=invite.opening,
+            remembered=invite.remembered,
+            excluded=invite.excluded,
         )
-        run_exchange(convening, exchange, refused)
-        vouching = convening.close()
-        run_exchange(vouching, exchange, refused)
-        contributing = vouching.close(task, lattice.model_digest(model))
-        run_exchange(contributing, exchange, refused)
+        vouching = run_exchange(lattice.Convening(invitations), exchange, refused).close()
+        asking = run_exchange(vouching, exchange, refused).close(task, lattice.model_digest(model))
+        contributing = run_exchange(asking, exchange, refused)
         invite.remember(contributing.positions)
         # The server's own randomness: a nonce, and coefficients that no member may foresee. No sum depends on it.
-        return LatticeSum(contributing.close(Entropy.system()), exchange, refused, invite.remember)
+        agreeing = contributing.close(Entropy.system())
+        return MaskedSum(agreeing.survivors, agreeing, exchange, refused, invite.remember)
     if isinstance(invite.roster, CertifiedRoster):
         raise ConfigError("certificates are for the lattice protocol, clients of others hold the roster")
     opening, remembered = invite.opening, invite.remembered
-    advertising = Advertising(
+    inviting = Advertising(
         session, invite.roster, opening=opening, remembered=remembered, excluded=invite.excluded
     )
-    run_exchange(advertising, exchange, refused)
+    advertising = run_exchange(inviting, exchange, refused)
     invite.remember(advertising.positions)
-    sharing = advertising.close()
-    run_exchange(sharing, exchange, refused)
-    masking = sharing.close(task, model)
-    run_exchange(masking, exchange, refused)
-    confirming = masking.close()
-    return MaskedSum(confirming.survivors, confirming, exchange, refused)
+    masking = run_exchange(advertising.close(), exchange, refused).close(task, model)
+    confirming = run_exchange(masking, exchange, refused).close()
+    return MaskedSum(confirming.survivors, confirming, exchange, refused, invite.remember)
 
 
-def run_exchange(phase: ServerPhase, exchange: Exchange, refused: Refused) -> None:
-    """Run one exchange of a phase, and tell who answered badly."""
+def run_exchange(phase: P, exchange: Exchange, refused: Refused) -> P:
+    """Run one exchange of a phase, tell who answered badly, and return the phase."""
     for client, error in collect(phase, exchange).items():
         refused(client, error)
+    return phase
 
 
 @runtime_checkable
@@ -346,8 +311,8 @@ def aggregate(
             total = collected.unmask().vector
         except TooFewClients:
             continue  # still charged: some shares may have been opened
-        mean, clipping = plan.codec.decode(plan.ring.center(total), rotation_seed(session), plan.divisor), None
-        failures = None
+        mean = plan.codec.decode(plan.ring.center(total), rotation_seed(session), plan.divisor)
+        clipping = failures = None
         if plan.counts_failures:
             failures, mean = float(mean[-1]) * plan.divisor / plan.codec.clip, mean[:-1]
         if plan.weighting is not None:  # the last coordinate is the mean of weights, below the mean of bits

@@ -5,7 +5,7 @@ leaves the silo: the sum is divided by a constant of the plan, and an empty batc
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -92,10 +92,7 @@ class Batches:
         if len({batch.seed for batch in batches}) > 1:
             raise ConfigError("batches that are added together must be of one attempt, got several seeds")
         totals = batches[0].total[None] if len(batches) == 1 else np.stack([batch.total for batch in batches])
-        own = tuple(
-            Batch(each.plan, each.seed, each.entropy, each.chosen, total)
-            for each, total in zip(batches, totals, strict=True)
-        )
+        own = tuple(replace(each, total=total) for each, total in zip(batches, totals, strict=True))
         drawn = np.stack([codec.dither(batch.entropy.child("dither").stream()) for batch in batches])
         return Batches(own, totals, drawn)
 
@@ -238,7 +235,7 @@ class Participant:
             vector = np.append(vector, np.float32(self.plan.codec.clip if has_failed and not is_silent else 0.0))
         # A bit or a weight may be small beside the grid, so its vector is dithered.
         extended = adaptive is not None or weighting is not None
-        dither = None if not extended else fresh.child("dither").stream()
+        dither = self.plan.codec.dither(fresh.child("dither").stream()) if extended else None
         share = None
         if group is not None:
             secret = Entropy(group, self.entropy.is_replayed)

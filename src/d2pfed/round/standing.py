@@ -98,11 +98,10 @@ class StandingRun:
                 epoch = epoch_of(self.plan, self.run, self.roster, invited, epoch=self.epochs, first=first)
                 self.epochs += 1
                 self.note_epochs(self.epochs)
-                advertising = Advertising(epoch, self.roster, self.remembered)
-                run_exchange(advertising, self.exchange, self.refused)
+                inviting = Advertising(epoch, self.roster, self.remembered)
+                advertising = run_exchange(inviting, self.exchange, self.refused)
                 self._note(advertising.positions)
-                agreeing = advertising.close()
-                run_exchange(agreeing, self.exchange, self.refused)
+                agreeing = run_exchange(advertising.close(), self.exchange, self.refused)
                 self._note(agreeing.claims)
                 # After claims a second set-up: in it, silos learn where peers met them, and those that come with no
                 # later position are left out. Another one only while claims about others leave too few ready.

@@ -8,12 +8,7 @@ from d2pfed.secagg import lattice, standing
 from d2pfed.secagg.pairwise.client import Client
 from d2pfed.secagg.pairwise.messages import Invitation, decode_invitation, upload_bytes
 from d2pfed.secagg.pairwise.phases import Contribute, group_seed_of
-from d2pfed.secagg.pairwise.server import (
-    Advertising,
-    Confirming,
-    Sum,
-    require_enough,
-)
+from d2pfed.secagg.pairwise.server import Advertising, Confirming, Sum, require_enough
 from d2pfed.secagg.pairwise.session import Delivery, Session
 from d2pfed.secagg.roster import (
     Enrolment,
@@ -26,31 +21,3 @@ from d2pfed.secagg.roster import (
 )
 from d2pfed.secagg.trust import Consistency
 from d2pfed.secagg.wire import Exchange, ServerPhase, collect
-
-__all__ = [
-    "Session",
-    "Delivery",
-    "Consistency",
-    "Client",
-    "Contribute",
-    "History",
-    "Position",
-    "Invitation",
-    "decode_invitation",
-    "Advertising",
-    "Confirming",
-    "Sum",
-    "Exchange",
-    "ServerPhase",
-    "collect",
-    "Roster",
-    "Enrolment",
-    "issue_roster",
-    "encode_roster",
-    "decode_roster",
-    "require_enough",
-    "group_seed_of",
-    "upload_bytes",
-    "lattice",
-    "standing",
-]

@@ -36,9 +36,8 @@ class Agreement:
             raise PeerError("a public key must not have low order") from None
 
 
-_read_public = lru_cache(maxsize=1 << 12)(
-    X25519PublicKey.from_public_bytes
-)  # a simulation reads each for every client
+# A simulation reads each for every client.
+_read_public = lru_cache(maxsize=1 << 12)(X25519PublicKey.from_public_bytes)
 
 # How a client finds the secret that it shares with the owner of a public key.
 Agree = Callable[[Agreement, bytes], bytes]

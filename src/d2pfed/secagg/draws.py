@@ -50,14 +50,8 @@ class DrawTree:
         """Return the seed of a draw and its path."""
         if not 0 <= draw < 1 << self.depth:
             raise ConfigError(f"a draw must be in [0, {1 << self.depth}), got {draw}")
-        path, place = list[bytes](), draw % (1 << self._low)
-        for nodes in self._twig(draw >> self._low)[:-1]:
-            path.append(nodes[place ^ 1])
-            place //= 2
-        place = draw >> self._low
-        for nodes in self._levels[:-1]:
-            path.append(nodes[place ^ 1])
-            place //= 2
+        levels = *self._twig(draw >> self._low)[:-1], *self._levels[:-1]
+        path = (nodes[(draw >> height ^ 1) % len(nodes)] for height, nodes in enumerate(levels))
         return Opening(self._seed(draw), tuple(path))
 
     def _twig(self, place: int) -> list[list[bytes]]:

@@ -3,13 +3,16 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import HEAD_BYTES, Entropy, digest, first_head
 from d2pfed.secagg import crypto, wire
 from d2pfed.secagg.draws import MOST_DEPTH
-from d2pfed.secagg.wire import BINDING_BYTES, ClientId, MessageKind, Reader
+from d2pfed.secagg.wire import BINDING_BYTES, Bound, ClientId, MessageKind, Reader
+
+if TYPE_CHECKING:
+    from d2pfed.secagg.heads import Head
 
 DAY_SECONDS = 86_400
 LIFETIME_DAYS = 30
@@ -60,6 +63,28 @@ def read_remembered(reader: Reader) -> Position | None:
     return None if packed == NO_POSITION else unpack_position(packed)
 
 
+def encode_claims(
+    session: Bound, kind: MessageKind, rank: int, size: int, claims: Mapping[int, Position]
+) -> bytes:
+    """Say, instead of an answer of this size, that a client has met these others, by rank, at no earlier positions."""
+    packed = wire.pack_ranked(len(session.cohort), {other: claim.pack() for other, claim in claims.items()})
+    return wire.message(session, kind, rank, bytes(size), packed)
+
+
+def decode_claims(
+    session: Bound, kind: MessageKind, rank: int, size: int, data: bytes
+) -> bytes | dict[int, Position]:
+    """Read an answer of this size, or, where it is zero, the claims that keep a client from giving one."""
+    with wire.opened(session, kind, rank, data) as reader:
+        answer = reader.take(size)
+        if any(answer):
+            return answer
+        claims = reader.ranked(len(session.cohort), lambda: unpack_position(reader.take(POSITION_BYTES)))
+    if not claims:
+        raise PeerError("a client that gives no answer must say whom it has met later")
+    return claims
+
+
 def sign_position(secret: bytes, authority: bytes, client: ClientId, count: int, head: bytes) -> Position:
     """Return a client's position under its private signing key: it says whose log it is, and who enrolled it."""
     return Position(count, head, crypto.sign(secret, digest("d2pfed position", authority, client, count, head)))
@@ -90,22 +115,6 @@ class History:
     contains: Callable[[int, bytes], bool]
     known: Mapping[ClientId, Position] = field(default_factory=dict)
     colluders: int = 0
-
-
-class Issued(Protocol):
-    """A roster or its head."""
-
-    @property
-    def serial(self) -> int:
-        """Number of the authority's rosters."""
-
-    @property
-    def expires(self) -> int:
-        """Seconds since 1970."""
-
-    @property
-    def digest(self) -> bytes:
-        """Digest of the roster."""
 
 
 class Keys(Protocol):
@@ -214,7 +223,7 @@ def require_authority(authority: bytes, signature: bytes, statement: bytes) -> N
     crypto.require_signature(authority, signature, statement)
 
 
-def require_serial(roster: Issued, highest: int, seen: bytes) -> None:
+def require_serial(roster: "Roster | Head", highest: int, seen: bytes) -> None:
     """Refuse a roster older than the highest serial seen (0 if none), or another one of that serial.
 
     Guarantee: a server cannot bring back a client that the authority has dropped by showing an old roster.
@@ -226,7 +235,7 @@ def require_serial(roster: Issued, highest: int, seen: bytes) -> None:
         raise PeerError(f"the authority has signed two rosters of serial {highest}")
 
 
-def require_unexpired(roster: Issued, now: int) -> None:
+def require_unexpired(roster: "Roster | Head", now: int) -> None:
     """Refuse a roster after its time; `now` is that of `not_before`, in seconds since 1970."""
     if now >= roster.expires:
         raise PeerError(f"a roster has expired: it was good until {roster.expires}, got {now}")

@@ -8,7 +8,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from d2pfed.numerics.ring import Ring, RingVector
 
 ClientId = int
 Subset = NDArray[np.bool_]  # one flag per rank of the cohort
+_T = TypeVar("_T")
 
 VERSION = 2
 BINDING_BYTES = 32
@@ -214,6 +215,10 @@ class Reader:
     def vector(self, ring: Ring, dimension: int) -> RingVector:
         """Return the next vector, at the ring's bits per coordinate."""
         return ring.unpack(self.view(ring.packed_bytes(dimension)), dimension)
+
+    def ranked(self, size: int, read: Callable[[], _T]) -> dict[int, _T]:
+        """Return the next records by rank, as `pack_ranked` writes them."""
+        return {rank: read() for rank in ranks_of(self.subset(size))}
 
     def rest(self) -> bytes:
         """Return all that is left."""

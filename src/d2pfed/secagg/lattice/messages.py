@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from d2pfed.errors import PeerError
-from d2pfed.secagg import wire
+from d2pfed.secagg import roster, wire
 from d2pfed.secagg.crypto import PUBLIC_BYTES, SIGNATURE_BYTES
 from d2pfed.secagg.draws import Opening
 from d2pfed.secagg.heads import Certificate, read_certificate
@@ -16,7 +15,6 @@ from d2pfed.secagg.roster import POSITION_BYTES, Position, pack_remembered, unpa
 from d2pfed.secagg.wire import BINDING_BYTES, CONTEXT_BYTES, HEADER_BYTES, MessageKind, Reader
 
 NONCE_BYTES = 32
-NO_SIGNATURE = bytes(SIGNATURE_BYTES)  # of a member that does not sign, and says why
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +105,10 @@ def pack_adverts(session: Session, adverts: Mapping[int, Advert]) -> bytes:
 def decode_adverts(session: Session, rank: int, data: bytes) -> dict[int, Advert]:
     """Read the members' adverts, by place."""
     with wire.opened(session, MessageKind.LATTICE_ADVERTS, rank, data) as reader:
-        return {
-            place: replace(read_advert(session, reader), certificate=_read_certificate(session, reader))
-            for place in wire.ranks_of(reader.subset(session.committee.size))
-        }
+        return reader.ranked(
+            session.committee.size,
+            lambda: replace(read_advert(session, reader), certificate=_read_certificate(session, reader)),
+        )
 
 
 def encode_request(
@@ -152,8 +150,7 @@ def decode_request(data: bytes, depth: int | None) -> RequestBody:
 def read_request(session: Session, body: RequestBody) -> tuple[Request, dict[int, Signer]]:
     """Read which members are there, with their keys, who vouches for these, and what is to be trained."""
     with Reader(memoryview(body.rest)) as reader:
-        places = wire.ranks_of(reader.subset(session.committee.size))
-        keys = {place: reader.take(PUBLIC_BYTES) for place in places}
+        keys = reader.ranked(session.committee.size, lambda: reader.take(PUBLIC_BYTES))
         vouchers = _read_signers(session, reader) if session.is_signed else {}
         return Request(session, keys, reader.take(reader.integer(4)), reader.take(BINDING_BYTES)), vouchers
 
@@ -190,34 +187,24 @@ def pack_survivors(session: Session, survivors: Survivors) -> bytes:
 
 def decode_survivors(session: Session, rank: int, data: bytes) -> Survivors:
     """Read whose vectors arrived."""
+
+    def signed() -> SignedKey:
+        certificate = _read_certificate(session, reader)
+        return replace(_read_signed(session, reader, reader.take(PUBLIC_BYTES)), certificate=certificate)
+
     with wire.opened(session, MessageKind.LATTICE_SURVIVORS, rank, data) as reader:
         context, nonce = reader.take(CONTEXT_BYTES), reader.take(NONCE_BYTES)
-        present = wire.ranks_of(reader.subset(len(session.cohort)))
-        signed = dict[int, SignedKey]()
-        for other in present:
-            certificate = _read_certificate(session, reader)
-            key = _read_signed(session, reader, reader.take(PUBLIC_BYTES))
-            signed[other] = replace(key, certificate=certificate)
-    return Survivors(context, nonce, signed)
+        return Survivors(context, nonce, reader.ranked(len(session.cohort), signed))
 
 
 def encode_claims(session: Session, rank: int, claims: Mapping[int, Position]) -> bytes:
     """Say that a member does not sign: it has met these clients, by rank, at positions that are not earlier."""
-    packed = wire.pack_ranked(len(session.cohort), {other: claim.pack() for other, claim in claims.items()})
-    return wire.message(session, MessageKind.LATTICE_SIGNATURE, rank, NO_SIGNATURE, packed)
+    return roster.encode_claims(session, MessageKind.LATTICE_SIGNATURE, rank, SIGNATURE_BYTES, claims)
 
 
 def decode_signature(session: Session, rank: int, data: bytes) -> bytes | dict[int, Position]:
     """Read a member's signature, or, where it is zero, its claims."""
-    with wire.opened(session, MessageKind.LATTICE_SIGNATURE, rank, data) as reader:
-        signature = reader.take(SIGNATURE_BYTES)
-        if signature != NO_SIGNATURE:
-            return signature
-        claimed = wire.ranks_of(reader.subset(len(session.cohort)))
-        claims = {other: unpack_position(reader.take(POSITION_BYTES)) for other in claimed}
-    if not claims:
-        raise PeerError("a member that does not sign must say whom it has met later")
-    return claims
+    return roster.decode_claims(session, MessageKind.LATTICE_SIGNATURE, rank, SIGNATURE_BYTES, data)
 
 
 def encode_certificate(session: Session, rank: int, signers: Mapping[int, Signer]) -> bytes:
@@ -280,11 +267,11 @@ def _pack_signers(session: Session, signers: Mapping[int, Signer]) -> bytes:
 
 
 def _read_signers(session: Session, reader: Reader) -> dict[int, Signer]:
-    signers = dict[int, Signer]()
-    for place in wire.ranks_of(reader.subset(session.committee.size)):
+    def signer() -> Signer:
         certificate = _read_certificate(session, reader)
-        signers[place] = Signer(reader.take(SIGNATURE_BYTES), certificate)
-    return signers
+        return Signer(reader.take(SIGNATURE_BYTES), certificate)
+
+    return reader.ranked(session.committee.size, signer)
 
 
 def _read_signed(session: Session, reader: Reader, key: bytes) -> SignedKey:

@@ -53,21 +53,11 @@ class Session:
     def __post_init__(self) -> None:
         check_named(self.run, self.plan_digest, self.roster_digest, self.cohort, self.dimension)
         object.__setattr__(self, "is_signed", self.roster_digest != NO_ROSTER)
-        self._check()
-        self._check_committee()
-        name = (self.plan_digest, self.run, self.round, self.attempt)
-        drawn = (self.roster_digest, self.draw, self.block, pack_ids(self.cohort), pack_ids(self.members))
-        committee = self.committee
-        shares = (self.secret, committee.threshold, committee.packed, committee.certificate)
-        limits = (self.dimension, self.bits, *shares, self.quorum, self.colluders, committee.colluders)
-        object.__setattr__(self, "ring", Ring(self.bits))
-        label = "d2pfed lattice session by slot" if self.is_by_slot else "d2pfed lattice session"
-        object.__setattr__(self, "digest", digest(label, *name, *drawn, *limits))
-
-    def _check(self) -> None:
         size, least, bits = len(self.cohort), self.colluders + 2, self.bits
         counters, drawn = (self.round, self.attempt, self.draw, self.block), (self.draw, self.block)
         counted = min(counters) >= 0 and max(counters) < COUNTER_LIMIT
+        committee, seats, members = self.committee, self.committee.size, self.members
+        fits = len(members) == seats and set(members) <= set(self.cohort)
         check_rules(
             (counted, f"counters must be in [0, {COUNTER_LIMIT}), got {counters}"),
             (self.is_signed or not self.is_by_slot, "only a roster has slots"),
@@ -81,25 +71,26 @@ class Session:
             ),
             (1 <= bits <= MOST_BITS, f"bits must be in [1, {MOST_BITS}], got {bits}"),
             (self.secret >= 1, f"a secret must have at least 1 number, got {self.secret}"),
-        )
-
-    def _check_committee(self) -> None:
-        committee, size, members = self.committee, self.committee.size, self.members
-        fits = len(members) == size and set(members) <= set(self.cohort)
-        check_rules(
             (all(map(lt, members, members[1:])), "a committee must be strictly increasing"),
-            (fits, f"a committee must be {size} clients of the cohort"),
+            (fits, f"a committee must be {seats} clients of the cohort"),
             (committee.colluders <= committee.threshold, "a committee's threshold must be its colluders or more"),
             (
                 committee.packed >= SEED_ELEMENTS,
                 f"at least {SEED_ELEMENTS} numbers must be packed, got {committee.packed}",
             ),
             (
-                size + committee.colluders < 2 * committee.certificate <= 2 * size,
+                seats + committee.colluders < 2 * committee.certificate <= 2 * seats,
                 "two certificates of a committee must share an honest member",
             ),
-            (committee.least <= size, f"an attempt needs {committee.least} members of a committee, got {size}"),
+            (committee.least <= seats, f"an attempt needs {committee.least} members of a committee, got {seats}"),
         )
+        name = (self.plan_digest, self.run, self.round, self.attempt)
+        whose = (self.roster_digest, *drawn, pack_ids(self.cohort), pack_ids(members))
+        shares = (self.secret, committee.threshold, committee.packed, committee.certificate)
+        limits = (self.dimension, self.bits, *shares, self.quorum, self.colluders, committee.colluders)
+        object.__setattr__(self, "ring", Ring(self.bits))
+        label = "d2pfed lattice session by slot" if self.is_by_slot else "d2pfed lattice session"
+        object.__setattr__(self, "digest", digest(label, *name, *whose, *limits))
 
     @property
     def polynomials(self) -> int:

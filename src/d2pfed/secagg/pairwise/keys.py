@@ -10,7 +10,7 @@ from d2pfed.secagg.crypto import PUBLIC_BYTES, SIGNATURE_BYTES
 from d2pfed.secagg.pairwise.session import Delivery, Session
 from d2pfed.secagg.roster import POSITION_BYTES, Position, unpack_position
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
-from d2pfed.secagg.wire import ClientId, Reader, Subset, pack_subset, ranks_of
+from d2pfed.secagg.wire import ClientId, Reader, Subset, pack_subset, ranks_of, subset_of
 
 COMMITMENT_BYTES = 32
 CONTRIBUTION_BYTES = 32
@@ -56,9 +56,9 @@ class JoinedClients:
     digest: bytes
 
     @staticmethod
-    def of(session: Session, present: Subset, leaves: Mapping[int, bytes]) -> "JoinedClients":
+    def of(session: Session, leaves: Mapping[int, bytes]) -> "JoinedClients":
         """Return what the advertisements behind these leaves lead to."""
-        ordered = [leaves[rank] for rank in ranks_of(present)]
+        present, ordered = subset_of(len(session.cohort), leaves), (leaves[rank] for rank in sorted(leaves))
         return JoinedClients(session, present, digest("d2pfed adverts", pack_subset(present), *ordered))
 
 

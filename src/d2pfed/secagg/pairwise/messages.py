@@ -9,14 +9,8 @@ from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg import checks, wire
 from d2pfed.secagg.crypto import PUBLIC_BYTES, SIGNATURE_BYTES, TAG_BYTES
 from d2pfed.secagg.draws import NODE_BYTES, SEED_BYTES, Opening
-from d2pfed.secagg.pairwise.keys import (
-    COMMITMENT_BYTES,
-    CONTRIBUTION_BYTES,
-    JoinedClients,
-    KeyAdvertisement,
-    others,
-    read_advertisement,
-)
+from d2pfed.secagg.pairwise import keys
+from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement
 from d2pfed.secagg.pairwise.session import Delivery, Session
 from d2pfed.secagg.roster import POSITION_BYTES, Position, pack_remembered, read_remembered
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
@@ -40,16 +34,6 @@ class EncryptedShares:
 
     ciphertexts: Mapping[int, bytes]
     claims: Subset
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MaskRequest:
-    """Who shared keys, the ciphertexts for this client by sender's rank, the task, and the model."""
-
-    sharers: Subset
-    shares: EncryptedShares
-    task: bytes
-    model: bytes
 
 
 _named = attrgetter("run", "round", "attempt", "draw", "block")  # of any protocol's session, and of an invitation
@@ -136,18 +120,17 @@ def encode_advertisements(
     joined: JoinedClients, rank: int, advertisements: Mapping[int, KeyAdvertisement]
 ) -> bytes:
     """Tell a client who joined, with all of their advertisements."""
-    packed = [advertisements[other].pack() for other in wire.ranks_of(joined.present)]
-    fields = wire.pack_subset(joined.present), *packed
-    return wire.message(joined.session, MessageKind.KEY_ADVERTISEMENTS, rank, *fields)
+    packed = {other: advertisements[other].pack() for other in wire.ranks_of(joined.present)}
+    body = wire.pack_ranked(len(joined.session.cohort), packed)
+    return wire.message(joined.session, MessageKind.KEY_ADVERTISEMENTS, rank, body)
 
 
 def decode_advertisements(session: Session, rank: int, data: bytes) -> KeyAdvertisements:
     """Read who joined: one advertisement for everyone in the subset, no more and no fewer."""
     with wire.opened(session, MessageKind.KEY_ADVERTISEMENTS, rank, data) as reader:
-        present = reader.subset(len(session.cohort))
-        advertisements = {other: read_advertisement(session, reader) for other in wire.ranks_of(present)}
+        advertisements = reader.ranked(len(session.cohort), lambda: keys.read_advertisement(session, reader))
     leaves = {other: each.statement(session, session.cohort[other]) for other, each in advertisements.items()}
-    return KeyAdvertisements(JoinedClients.of(session, present, leaves), leaves, advertisements)
+    return KeyAdvertisements(JoinedClients.of(session, leaves), leaves, advertisements)
 
 
 def encode_encrypted_shares(joined: JoinedClients, rank: int, shares: EncryptedShares) -> bytes:
@@ -159,7 +142,7 @@ def encode_encrypted_shares(joined: JoinedClients, rank: int, shares: EncryptedS
 def decode_encrypted_shares(joined: JoinedClients, rank: int, data: bytes) -> EncryptedShares:
     """Read a client's sealed shares by receiver's rank."""
     with wire.opened(joined.session, MessageKind.ENCRYPTED_SHARES, rank, data) as reader:
-        return _read_encrypted_shares(joined.session, others(rank, joined.present), reader)
+        return _read_encrypted_shares(joined.session, keys.others(rank, joined.present), reader)
 
 
 def encode_mask_request(  # noqa: PLR0917 - the fields of the message
@@ -171,12 +154,14 @@ def encode_mask_request(  # noqa: PLR0917 - the fields of the message
     return wire.message(joined.session, MessageKind.MASK_REQUEST, rank, *fields)
 
 
-def decode_mask_request(joined: JoinedClients, rank: int, data: bytes) -> MaskRequest:
-    """Read a request for the masked vector: a ciphertext from every sender in the subset, the task, the model."""
+def decode_mask_request(
+    joined: JoinedClients, rank: int, data: bytes
+) -> tuple[Subset, EncryptedShares, bytes, bytes]:
+    """Read who shared keys, a ciphertext from each of them by rank, the task, and the model."""
     reader = wire.opened(joined.session, MessageKind.MASK_REQUEST, rank, data)
     sharers = reader.subset(len(joined.session.cohort))
-    shares = _read_encrypted_shares(joined.session, others(rank, sharers), reader)
-    return MaskRequest(sharers, shares, reader.take(reader.integer(4)), reader.rest())
+    shares = _read_encrypted_shares(joined.session, keys.others(rank, sharers), reader)
+    return sharers, shares, reader.take(reader.integer(4)), reader.rest()
 
 
 def decode_masked_vector(session: Session, rank: int, context: bytes, data: bytes) -> tuple[bytes, RingVector]:
@@ -196,8 +181,7 @@ def encode_signatures(session: Session, rank: int, signatures: Mapping[int, byte
 def decode_signatures(session: Session, rank: int, data: bytes) -> dict[int, bytes]:
     """Read signatures by signer's rank; a signer appears once."""
     with wire.opened(session, MessageKind.UNMASK_REQUEST, rank, data) as reader:
-        signers = wire.ranks_of(reader.subset(len(session.cohort)))
-        return {signer: reader.take(SIGNATURE_BYTES) for signer in signers}
+        return reader.ranked(len(session.cohort), lambda: reader.take(SIGNATURE_BYTES))
 
 
 def encode_unmasking_shares(joined: JoinedClients, rank: int, sharers: Subset, shares: Mapping[int, int]) -> bytes:
@@ -224,7 +208,7 @@ def decode_unmasking_shares(
 
 def ciphertext_bytes(session: Session) -> int:
     """Return the size of a ciphertext without a claim: two shares, the group contribution if any, and the tag."""
-    contribution = CONTRIBUTION_BYTES if session.delivery is Delivery.EVERYONE else 0
+    contribution = keys.CONTRIBUTION_BYTES if session.delivery is Delivery.EVERYONE else 0
     return 2 * SHARE_BYTES + contribution + TAG_BYTES
 
 
@@ -233,7 +217,7 @@ def upload_bytes(session: Session) -> int:
     size = len(session.cohort)
     subset = wire.subset_bytes(size)
     signed = POSITION_BYTES + SIGNATURE_BYTES if session.is_signed else 0
-    advertisement = HEADER_BYTES + 2 * PUBLIC_BYTES + COMMITMENT_BYTES + signed
+    advertisement = HEADER_BYTES + 2 * PUBLIC_BYTES + keys.COMMITMENT_BYTES + signed
     ciphertexts = HEADER_BYTES + (size - 1) * ciphertext_bytes(session) + (subset if session.is_signed else 0)
     group = HASH_BYTES if session.delivery is Delivery.EVERYONE else 0
     masked = HEADER_BYTES + CONTEXT_BYTES + group + session.ring.packed_bytes(session.dimension)

@@ -194,38 +194,36 @@ class Shared:
     def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, "Phase"]:
         """Open the ciphertexts, mask the contribution, and forget all that could unmask it."""
         session, joined = local.session, self.joined
-        request = messages.decode_mask_request(joined, local.rank, data)
-        checks.require_within(request.sharers, joined.present)
-        local.check_remaining(request.sharers)
+        sharers, sent, task, model = messages.decode_mask_request(joined, local.rank, data)
+        checks.require_within(sharers, joined.present)
+        local.check_remaining(sharers)
         # Where a ciphertext does not open, its sender or the server will be asked about it. Where the server keeps to
         # the protocol no claims are made, and any number of ciphertexts may be bad.
-        contents = dict[int, keys.ShareContent]()
-        for rank, ciphertext in request.shares.ciphertexts.items():
-            content = keys.decrypt_shares(session, self.peers[rank].share_key, ciphertext)
-            if content is not None:
-                contents[rank] = content
+        read = {
+            rank: keys.decrypt_shares(session, self.peers[rank].share_key, ciphertext)
+            for rank, ciphertext in sent.ciphertexts.items()
+        }
+        contents = {rank: content for rank, content in read.items() if content is not None}
         if local.signed is not None:
-            unopened = len(request.shares.ciphertexts) - len(contents)
-            checks.require_few_unopened(session.colluders, local.signed[1].colluders, unopened)
+            checks.require_few_unopened(session.colluders, local.signed[1].colluders, len(read) - len(contents))
             for content in contents.values():
                 checks.require_in_chain(*local.signed, local.client, content.claim, "another client")
         group = None
         if session.delivery is Delivery.EVERYONE:
-            if len(contents) != int(request.sharers.sum()) - 1:
+            if len(contents) != int(sharers.sum()) - 1:
                 raise PeerError(
                     "every client's part of the group seed is needed, got a ciphertext that does not open"
                 )
             everyone = {rank: content.contribution for rank, content in contents.items()}
             everyone[local.rank] = self.contribution
             group = keys.group_seed(session, [everyone[rank] for rank in sorted(everyone)])
-        context = keys.context(joined, request.task, request.model, request.sharers)
-        contributed = local.contribute(request.task, request.model, group)
-        vector = checks.ring_copy(session.ring, session.dimension, contributed)
+        context = keys.context(joined, task, model, sharers)
+        vector = checks.ring_copy(session.ring, session.dimension, local.contribute(task, model, group))
         # The hash goes into the mask keys, and to the server, which compares.
         hashed = keys.NO_GROUP if group is None else digest("d2pfed group hash", group)
         added, subtracted = [Stream(keys.self_mask_key(self.seed, context, local.client))], list[Stream]()
         # With all sharers, even those whose ciphertext did not open: a server could spoil some for fewer masks.
-        for rank in keys.others(local.rank, request.sharers):
+        for rank in keys.others(local.rank, sharers):
             pair = local.client, session.cohort[rank]
             key = keys.pair_mask_key(self.peers[rank].mask_shared, context, pair, hashed)
             (added if local.rank < rank else subtracted).append(Stream(key))
@@ -233,7 +231,7 @@ class Shared:
         seed_shares = {rank: content.seed_share for rank, content in contents.items()}
         key_shares = {rank: content.key_share for rank, content in contents.items()}
         seed_shares[local.rank] = self.own_seed_share
-        state = Masked(context, joined, request.sharers, seed_shares, key_shares)
+        state = Masked(context, joined, sharers, seed_shares, key_shares)
         fields = context, hashed, session.ring.pack(vector)
         return message(session, MessageKind.MASKED_VECTOR, local.rank, *fields), state
 

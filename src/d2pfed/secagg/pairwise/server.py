@@ -7,9 +7,8 @@ did not answer, or answered badly, has dropped out. Too few left: the attempt is
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from types import MappingProxyType
 
 import numpy as np
@@ -36,26 +35,24 @@ _NOTHING: Mapping[ClientId, Position] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Known:
-    """What later phases need from the first."""
+class Known:
+    """What later phases need from the first; `blamed` are the ranks of those found to cheat so far."""
 
     joined: JoinedClients
     roster: Roster | None
     advertisements: Mapping[int, KeyAdvertisement]
-    blamed: frozenset[int]
+    blamed: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Aggregate:
-    """The masked sum, and what is needed to unmask it; `blamed` are the ranks of those found to cheat so far."""
+    """The masked sum, and what is needed to unmask it."""
 
-    joined: JoinedClients
-    advertisements: Mapping[int, KeyAdvertisement]
+    known: Known
     context: bytes
     sharers: Subset
     survivors: Subset
     total: RingVector = field(repr=False)
-    blamed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,20 +119,17 @@ class Advertising:
 
     def close(self) -> "Sharing":
         """Go on with those that advertised."""
-        session, blamed = self._session, frozenset(self._blamed)
-        present = wire.subset_of(len(session.cohort), self._advertisements)
-        require_enough(session, present, blamed)
-        leaves = {
-            rank: self._advertisements[rank].statement(session, session.cohort[rank]) for rank in ranks_of(present)
-        }
-        joined = JoinedClients.of(session, present, leaves)
-        return Sharing(_Known(joined, self._roster, self._advertisements, blamed))
+        session, shown, blamed = self._session, self._advertisements, frozenset(self._blamed)
+        leaves = {rank: each.statement(session, session.cohort[rank]) for rank, each in shown.items()}
+        joined = JoinedClients.of(session, leaves)
+        require_enough(session, joined.present, blamed)
+        return Sharing(Known(joined, self._roster, shown, blamed))
 
 
 class Sharing:
     """Second exchange: pass the keys on, collect sealed shares."""
 
-    def __init__(self, known: _Known) -> None:
+    def __init__(self, known: Known) -> None:
         self._known = known
         self._sent: dict[int, EncryptedShares] = {}
         self.outbox = Outbox(
@@ -161,7 +155,7 @@ class Masking:
     """Third exchange: pass the ciphertexts and the model on, add up the masked vectors as they come."""
 
     def __init__(
-        self, known: _Known, sharers: Subset, sent: Mapping[int, EncryptedShares], task: bytes, model: bytes
+        self, known: Known, sharers: Subset, sent: Mapping[int, EncryptedShares], task: bytes, model: bytes
     ) -> None:
         session = known.joined.session
         self._known, self._sharers = known, sharers
@@ -194,25 +188,16 @@ class Masking:
         if len(self._groups) > 1:  # somebody gave different parts of the seed to different clients
             left = session.names(ranks_of(survivors))
             raise TooFewClients(f"all clients must have one group seed, got {len(self._groups)}", left)
-        aggregate = Aggregate(
-            joined=self._known.joined,
-            advertisements=self._known.advertisements,
-            context=self._context,
-            sharers=self._sharers,
-            survivors=survivors,
-            total=self._total,
-            blamed=blamed,
-        )
-        return Confirming(aggregate, self._known.roster)
+        return Confirming(Aggregate(self._known, self._context, self._sharers, survivors, self._total))
 
 
 class Confirming:
     """The consistency exchange: survivors sign that they are the survivors. Asks nobody unless signed."""
 
-    def __init__(self, aggregate: Aggregate, roster: Roster | None) -> None:
-        self._aggregate, self._roster = aggregate, roster
+    def __init__(self, aggregate: Aggregate) -> None:
+        self._aggregate = aggregate
         self._signatures: dict[int, bytes] = {}
-        session, survivors = aggregate.joined.session, aggregate.survivors
+        session, survivors = aggregate.known.joined.session, aggregate.survivors
         self.survivors = session.names(ranks_of(survivors))  # whose vectors are in the sum
         asked = survivors if session.is_signed else np.zeros_like(survivors)
         self.outbox = Outbox(
@@ -223,21 +208,22 @@ class Confirming:
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a client's signature."""
-        session, rank = self._aggregate.joined.session, self.outbox.admit(client)
+        known, rank = self._aggregate.known, self.outbox.admit(client)
+        session = known.joined.session
         with wire.opened(session, MessageKind.SURVIVORS_SIGNATURE, rank, data) as reader:
             signature = reader.take(crypto.SIGNATURE_BYTES)
-        if self._roster is not None:
+        if known.roster is not None:
             statement = keys.survivors_statement(self._aggregate.context, self._aggregate.survivors)
-            checks.require_signed(session, self._roster, {rank: (statement, signature)})
+            checks.require_signed(session, known.roster, {rank: (statement, signature)})
         self._signatures[rank] = signature
 
     def close(self) -> "Unmasking":
         """Go on if a quorum has signed."""
-        session = self._aggregate.joined.session
+        known, session = self._aggregate.known, self._aggregate.known.joined.session
         if session.is_signed and len(self._signatures) < session.quorum:
             raise TooFewClients(
                 f"{session.quorum} clients must confirm the survivors, got {len(self._signatures)}",
-                blamed=session.names(self._aggregate.blamed),
+                blamed=session.names(known.blamed),
             )
         return Unmasking(self._aggregate, self._signatures)
 
@@ -248,7 +234,7 @@ class Unmasking:
     def __init__(self, aggregate: Aggregate, signatures: Mapping[int, bytes]) -> None:
         self._aggregate = aggregate
         self._shares: Shares = {owner: {} for owner in ranks_of(aggregate.sharers)}
-        session, survivors = aggregate.joined.session, aggregate.survivors
+        session, survivors = aggregate.known.joined.session, aggregate.survivors
         self.survivors = session.names(ranks_of(survivors))  # whose vectors are in the sum
 
         def request(rank: int) -> bytes:
@@ -261,8 +247,8 @@ class Unmasking:
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a client's shares."""
-        rank = self.outbox.admit(client)
-        shares = messages.decode_unmasking_shares(self._aggregate.joined, rank, self._aggregate.sharers, data)
+        joined, rank = self._aggregate.known.joined, self.outbox.admit(client)
+        shares = messages.decode_unmasking_shares(joined, rank, self._aggregate.sharers, data)
         for owner, share in shares.items():
             self._shares[owner][rank] = share
 
@@ -280,15 +266,25 @@ def require_enough(session: Session, present: Subset, blamed: Collection[int] = 
 
 def unmask(aggregate: Aggregate, shares: Shares) -> Sum:
     """Return the survivors' sum, or find that too few right shares are left to open some secret."""
-    session, total = aggregate.joined.session, aggregate.total.copy()
-    recovery = _SecretRecovery(aggregate, shares)
-    masks = iter(_masks(aggregate, recovery))
-    while some := list(islice(masks, _MASKS_TOGETHER)):
+    known, context, recovery = aggregate.known, aggregate.context, _SecretRecovery(aggregate.known, shares)
+    session, total = known.joined.session, aggregate.total.copy()
+    masks = list[tuple[bool, bytes]]()  # those left in the sum: is it to be added, its key
+    for owner in ranks_of(aggregate.survivors):
+        masks.append((False, keys.self_mask_key(recovery.seed(owner), context, session.cohort[owner])))
+    for owner in ranks_of(aggregate.sharers & ~aggregate.survivors):
+        agreement = recovery.mask_key(owner)
+        for peer in keys.others(owner, aggregate.survivors):
+            shared = agreement.agree(known.advertisements[peer].mask_public)
+            pair = session.cohort[owner], session.cohort[peer]
+            key = keys.pair_mask_key(shared, context, pair, keys.NO_GROUP)
+            masks.append((peer > owner, key))  # the higher of a pair had subtracted it
+    for start in range(0, len(masks), _MASKS_TOGETHER):
+        some = masks[start : start + _MASKS_TOGETHER]
         added, subtracted = (
             [Stream(key) for is_added, key in some if is_added is wanted] for wanted in (True, False)
         )
         session.ring.add_masks_into(total, added, subtracted)
-    return Sum(total, session.names(aggregate.blamed | recovery.certain()))
+    return Sum(total, session.names(known.blamed | recovery.certain()))
 
 
 class _SecretRecovery:
@@ -299,8 +295,8 @@ class _SecretRecovery:
     only, so a client in dispute with more others than there may be cheats is one itself.
     """
 
-    def __init__(self, aggregate: Aggregate, shares: Shares) -> None:
-        self._aggregate, self._session = aggregate, aggregate.joined.session
+    def __init__(self, known: Known, shares: Shares) -> None:
+        self._known, self._session = known, known.joined.session
         self._most_liars = max(1, self._session.colluders)
         self._given = {
             owner: {holder: share for holder, share in held.items() if share is not None}
@@ -315,12 +311,12 @@ class _SecretRecovery:
 
     def seed(self, owner: int) -> bytes:
         """Return a client's self-mask seed, as it committed to it."""
-        client, committed = self._session.cohort[owner], self._aggregate.advertisements[owner].commitment
+        client, committed = self._session.cohort[owner], self._known.advertisements[owner].commitment
         return self._open(owner, lambda seed: keys.commitment(self._session, client, seed) == committed)
 
     def mask_key(self, owner: int) -> Agreement:
         """Return a client's private mask key, as it advertised it."""
-        public = self._aggregate.advertisements[owner].mask_public
+        public = self._known.advertisements[owner].mask_public
         return Agreement(self._open(owner, lambda secret: Agreement(secret).public == public))
 
     def _open(self, owner: int, is_right: IsRight) -> bytes:
@@ -335,7 +331,7 @@ class _SecretRecovery:
         # if enough agree on a wrong secret to open it even without the liars: they are the owner's.
         session, count, liars = self._session, len(holders), self._most_liars
         certain, threshold = self.certain(), session.threshold
-        blamed, others = self._aggregate.blamed | certain, self._disputes[owner] - certain
+        blamed, others = self._known.blamed | certain, self._disputes[owner] - certain
         if count >= threshold + 2 * liars or self._agreeing(owner) >= threshold + liars:
             blamed |= {owner}
         elif others and owner not in certain:  # no certain cheat explains it: one of them must be one
@@ -403,17 +399,3 @@ def _secret(joined: int, is_right: IsRight) -> bytes | None:
         return None
     secret = joined.to_bytes(SECRET_BYTES, "little")
     return secret if is_right(secret) else None
-
-
-def _masks(aggregate: Aggregate, recovery: _SecretRecovery) -> Iterator[tuple[bool, bytes]]:
-    """Yield every mask left in the sum as (is it to be added, key)."""
-    session, context = aggregate.joined.session, aggregate.context
-    for owner in ranks_of(aggregate.survivors):
-        yield False, keys.self_mask_key(recovery.seed(owner), context, session.cohort[owner])
-    for owner in ranks_of(aggregate.sharers & ~aggregate.survivors):
-        agreement = recovery.mask_key(owner)
-        for peer in keys.others(owner, aggregate.survivors):
-            shared = agreement.agree(aggregate.advertisements[peer].mask_public)
-            pair = session.cohort[owner], session.cohort[peer]
-            key = keys.pair_mask_key(shared, context, pair, keys.NO_GROUP)
-            yield peer > owner, key  # the higher of a pair had subtracted it

@@ -5,10 +5,9 @@ from d2pfed.secagg.standing.client import (
     Agreed,
     Client,
     State,
-    Store,
     answer_step,
     require_charge_once,
     require_first_is_new,
 )
 from d2pfed.secagg.standing.epoch import Epoch, Keys, Step, decode_invitation
-from d2pfed.secagg.standing.server import Advertising, Agreeing, Collecting, ReadyEpoch
+from d2pfed.secagg.standing.server import Advertising, Collecting, ReadyEpoch

@@ -12,17 +12,15 @@ from dataclasses import dataclass, field
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import derive, digest
 from d2pfed.numerics.ring import Ring
-from d2pfed.secagg import crypto, wire
+from d2pfed.secagg import crypto, roster, wire
 from d2pfed.secagg.checks import check_named, check_rules
-from d2pfed.secagg.roster import NO_POSITION, NO_ROSTER, POSITION_BYTES, Position, read_remembered, unpack_position
+from d2pfed.secagg.roster import Position
 from d2pfed.secagg.wire import BINDING_BYTES, COUNTER_LIMIT, ClientId, MessageKind, Reader, Subset
 
 FEWEST_SILOS, MOST_SILOS = 3, 128
 LEAST_QUORUM = 3
 MOST_ATTEMPTS = 8
 MOST_STEPS = 1 << 20
-
-_NOT_READY = bytes(BINDING_BYTES)  # instead of K
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +57,7 @@ class Epoch:
         check_named(self.run, self.plan_digest, self.roster_digest, self.cohort, self.dimension)
         silos, steps = len(self.cohort), self.rounds * self.attempts
         check_rules(
-            (self.roster_digest != NO_ROSTER, "standing keys are for enrolled silos, got no roster"),
+            (self.roster_digest != roster.NO_ROSTER, "standing keys are for enrolled silos, got no roster"),
             (
                 FEWEST_SILOS <= silos <= MOST_SILOS,
                 f"standing keys are for {FEWEST_SILOS} to {MOST_SILOS} silos, got {silos}",
@@ -226,9 +224,8 @@ class Request:
 
 def encode_invitation(epoch: Epoch, rank: int, serial: int, remembered: Position | None) -> bytes:
     """Invite a silo to an epoch."""
-    position = NO_POSITION if remembered is None else remembered.pack()
     numbers = wire.pack_integer(epoch.epoch, 4), wire.pack_integer(epoch.first, 4), wire.pack_integer(serial, 8)
-    fields = wire.pack_text(epoch.run), *numbers, wire.pack_ids(epoch.cohort), position
+    fields = wire.pack_text(epoch.run), *numbers, wire.pack_ids(epoch.cohort), roster.pack_remembered(remembered)
     return wire.message(epoch, MessageKind.STANDING_INVITATION, rank, *fields)
 
 
@@ -244,7 +241,7 @@ def decode_invitation(data: bytes) -> Invitation:
             first=reader.integer(4),
             serial=reader.integer(8),
             silos=reader.ids(),
-            remembered=read_remembered(reader),
+            remembered=roster.read_remembered(reader),
         )
     if not invited.run or client not in invited.silos:
         raise PeerError("an invitation must name a run and invite one of its silos")
@@ -253,7 +250,7 @@ def decode_invitation(data: bytes) -> Invitation:
 
 def read_advert(reader: Reader) -> Advert:
     """Read the next advert of a body."""
-    public, position = reader.take(crypto.PUBLIC_BYTES), unpack_position(reader.take(POSITION_BYTES))
+    public, position = reader.take(crypto.PUBLIC_BYTES), roster.unpack_position(reader.take(roster.POSITION_BYTES))
     return Advert(public, position, reader.take(crypto.SIGNATURE_BYTES))
 
 
@@ -266,26 +263,17 @@ def encode_adverts(epoch: Epoch, rank: int, adverts: Mapping[int, Advert]) -> by
 def decode_adverts(epoch: Epoch, rank: int, data: bytes) -> dict[int, Advert]:
     """Read the adverts of all that joined, by rank."""
     with wire.opened(epoch, MessageKind.STANDING_ADVERTS, rank, data) as reader:
-        return {other: read_advert(reader) for other in wire.ranks_of(reader.subset(len(epoch.cohort)))}
+        return reader.ranked(len(epoch.cohort), lambda: read_advert(reader))
 
 
 def encode_claims(epoch: Epoch, rank: int, claims: Mapping[int, Position]) -> bytes:
     """Say that a silo is not ready: it has met these others, by rank, at positions that are not earlier."""
-    packed = wire.pack_ranked(len(epoch.cohort), {other: claim.pack() for other, claim in claims.items()})
-    return wire.message(epoch, MessageKind.STANDING_READY, rank, _NOT_READY, packed)
+    return roster.encode_claims(epoch, MessageKind.STANDING_READY, rank, BINDING_BYTES, claims)
 
 
 def decode_ready(epoch: Epoch, rank: int, data: bytes) -> bytes | dict[int, Position]:
     """Read a silo's digest K, or, where it is zero, the positions that keep the silo from being ready."""
-    with wire.opened(epoch, MessageKind.STANDING_READY, rank, data) as reader:
-        keys_digest = reader.take(BINDING_BYTES)
-        if keys_digest != _NOT_READY:
-            return keys_digest
-        claimed = wire.ranks_of(reader.subset(len(epoch.cohort)))
-        claims = {other: unpack_position(reader.take(POSITION_BYTES)) for other in claimed}
-    if not claims:
-        raise PeerError("a silo that is not ready must say whom it has met before")
-    return claims
+    return roster.decode_claims(epoch, MessageKind.STANDING_READY, rank, BINDING_BYTES, data)
 
 
 def encode_request(epoch: Epoch, rank: int, request: Request) -> bytes:
