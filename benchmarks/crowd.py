@@ -55,12 +55,9 @@ class Crowd:
     def share(self, requests: Mapping[ClientId, bytes], answer: bytes) -> Answers:
         """Seal shares for the real client, noise for all others, and open what the real client has sealed."""
         session, size = self._session, len(self._session.cohort)
-        listed = messages.decode_advertisements(session, REAL, requests[session.cohort[REAL]])
-        self._joined, self._advertisements = listed.joined, listed.advertisements
-        sent, noise = (
-            messages.decode_encrypted_shares(listed.joined, REAL, answer),
-            self._root.child("noise").stream(),
-        )
+        joined, _, advertisements = messages.decode_advertisements(session, REAL, requests[session.cohort[REAL]])
+        self._joined, self._advertisements = joined, advertisements
+        sent, noise = messages.decode_encrypted_shares(joined, REAL, answer), self._root.child("noise").stream()
         self._shares[REAL] = [0] * size
         for rank in self._clients:
             shares = self._shares[rank] = self._split(rank)
@@ -70,9 +67,7 @@ class Crowd:
             ciphertext = crypto.seal(outward, keys.ShareContent(shares[REAL], shares[REAL], b"").pack())
             filler = noise.bytes(messages.ciphertext_bytes(session))
             sealed = {other: filler if other else ciphertext for other in range(size) if other != rank}
-            packed = messages.encode_encrypted_shares(
-                listed.joined, rank, EncryptedShares(sealed, subset_of(size, ()))
-            )
+            packed = messages.encode_encrypted_shares(joined, rank, EncryptedShares(sealed, subset_of(size, ())))
             yield session.cohort[rank], packed
 
     def mask(self, _requests: Mapping[ClientId, bytes], answer: bytes) -> Answers:

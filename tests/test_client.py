@@ -189,20 +189,15 @@ def until_advertisements(session):
     log = recorded(session)
     machine = fresh(session)
     machine.receive(log[0][0])
-    return machine, messages.decode_advertisements(session, 0, log[1][0])
-
-
-def encode_advertisements(listed, advertisements):
-    return messages.encode_advertisements(listed.joined, 0, advertisements)
+    joined, _, advertisements = messages.decode_advertisements(session, 0, log[1][0])
+    return machine, joined, advertisements
 
 
 def with_other_keys(session):
     """The advertisements that a client waits for, with another mask key of its own among them."""
-    machine, listed = until_advertisements(session)
-    others = dict(listed.advertisements) | {
-        0: replace(listed.advertisements[0], mask_public=bytes([9]) + bytes(31))
-    }
-    return machine, encode_advertisements(listed, others)
+    machine, joined, shown = until_advertisements(session)
+    others = shown | {0: replace(shown[0], mask_public=bytes([9]) + bytes(31))}
+    return machine, messages.encode_advertisements(joined, 0, others)
 
 
 def test_a_client_insists_on_its_own_keys():
@@ -219,19 +214,17 @@ def test_without_the_own_key_check_a_client_uses_foreign_keys(monkeypatch):
 
 def test_a_client_refuses_its_own_key_under_another_name():
     session = make_session(8)
-    machine, listed = until_advertisements(session)
-    others = dict(listed.advertisements) | {
-        3: replace(listed.advertisements[3], mask_public=listed.advertisements[0].mask_public)
-    }
+    machine, joined, shown = until_advertisements(session)
+    others = shown | {3: replace(shown[3], mask_public=shown[0].mask_public)}
     with pytest.raises(PeerError, match="distinct"):
-        machine.receive(encode_advertisements(listed, others))
+        machine.receive(messages.encode_advertisements(joined, 0, others))
 
 
 def test_a_client_insists_on_being_among_the_joined():
     session = make_session(8)
-    machine, listed = until_advertisements(session)
+    machine, _, shown = until_advertisements(session)
     without = JoinedClients(session, subset_of(8, range(1, 8)), bytes(32))
-    request = messages.encode_advertisements(without, 0, listed.advertisements)
+    request = messages.encode_advertisements(without, 0, shown)
     with pytest.raises(PeerError, match="itself"):
         machine.receive(request)
 

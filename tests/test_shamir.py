@@ -12,8 +12,8 @@ from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.secagg.shamir import (
     PRIME,
     Corrected,
-    Corrector,
     Interpolation,
+    correct,
     pack_shares,
     split,
     unpack_share,
@@ -184,7 +184,7 @@ def patterns(draw, most=14):
 def test_wrong_shares_are_corrected_and_named(secret, pattern):
     points, threshold, errors = pattern
     shares = with_errors(shares_of(secret, threshold, points, stream(secret)), errors)
-    found = Corrector(points, threshold).correct(shares, secret.__eq__)
+    found = correct(points, threshold, shares, secret.__eq__)
     assert found == Corrected(secret, tuple(sorted(errors)))
 
 
@@ -193,7 +193,7 @@ def test_shares_are_corrected_without_a_check_of_the_secret(secret, pattern):
     """Within the bound there is one polynomial only, and it is found whoever asks."""
     points, threshold, errors = pattern
     shares = with_errors(shares_of(secret, threshold, points, stream(secret)), errors)
-    assert Corrector(points, threshold).correct(shares, lambda found: True).secret == secret
+    assert correct(points, threshold, shares, lambda found: True).secret == secret
 
 
 @given(secrets, st.integers(1, 12), st.data())
@@ -203,7 +203,7 @@ def test_one_error_more_than_the_bound_is_refused_or_right(secret, count, data):
     errors = {place: data.draw(st.integers(1, PRIME - 1)) for place in places}
     points = range(1, count + 1)
     shares = with_errors(shares_of(secret, threshold, points, stream(secret)), errors)
-    assert Corrector(points, threshold).correct(shares, secret.__eq__) is None
+    assert correct(points, threshold, shares, secret.__eq__) is None
 
 
 def test_unchecked_liars_beyond_the_bound_are_believed():
@@ -213,16 +213,14 @@ def test_unchecked_liars_beyond_the_bound_are_believed():
     # 5 (x - 1) (x - 2) is zero at the first two points, so adding it at the rest makes another sharing.
     shift = {place: 5 * (place + 1 - 1) * (place + 1 - 2) for place in (2, 3, 4)}
     lies = with_errors(shares, shift)
-    corrector = Corrector(points, threshold)
-    assert corrector.correct(lies, (1000).__eq__) is None
-    believed = corrector.correct(lies, lambda found: True)
+    assert correct(points, threshold, lies, (1000).__eq__) is None
+    believed = correct(points, threshold, lies, lambda found: True)
     assert believed == Corrected(1000 + 5 * 2, (5, 6))
 
 
 def test_in_a_small_field_corrections_are_those_of_a_search():
     """All polynomials of degree 1 modulo 7 against all words of a sample: the nearest within the bound, or nobody."""
     prime, points = 7, [1, 2, 3, 4, 5, 6]
-    corrector = Corrector(points, 2, prime)
     codewords = {
         (secret, slope): tuple((secret + slope * point) % prime for point in points)
         for secret, slope in product(range(prime), repeat=2)
@@ -237,7 +235,7 @@ def test_in_a_small_field_corrections_are_those_of_a_search():
             if sum(left != right for left, right in zip(word, code, strict=True)) <= 2
         ]
         assert len(near) <= 1
-        found = corrector.correct(word, lambda secret: True)
+        found = correct(points, 2, word, lambda secret: True, prime)
         assert (None if found is None else (found.secret, found.wrong)) == (near[0] if near else None)
         found_count += found is not None
     assert 100 < found_count < 2_900
@@ -246,11 +244,10 @@ def test_in_a_small_field_corrections_are_those_of_a_search():
 def test_every_pair_of_errors_in_a_small_field_is_corrected():
     prime, points = 11, list(range(1, 8))
     shares = shares_of(4, 3, points, stream("pairs"), prime)
-    corrector = Corrector(points, 3, prime)
     for places in combinations(range(7), 2):
         for values in product(range(1, prime), repeat=2):
             wrong = with_errors(shares, dict(zip(places, values, strict=True)), prime)
-            assert corrector.correct(wrong, (4).__eq__) == Corrected(4, places)
+            assert correct(points, 3, wrong, (4).__eq__, prime) == Corrected(4, places)
 
 
 def test_a_thousand_shares_with_249_wrong_ones_are_corrected():
@@ -258,20 +255,20 @@ def test_a_thousand_shares_with_249_wrong_ones_are_corrected():
     shares = shares_of(secret, threshold, points, stream("thousand"))
     source = stream("errors")
     errors = {int(place): source.below(PRIME - 1) + 1 for place in source.subset(1_000, 249)}
-    found = Corrector(points, threshold).correct(with_errors(shares, errors), secret.__eq__)
+    found = correct(points, threshold, with_errors(shares, errors), secret.__eq__)
     assert found == Corrected(secret, tuple(sorted(errors)))
 
 
 @pytest.mark.parametrize("count", [3, 5])
-def test_a_corrector_takes_a_share_for_each_of_its_points(count):
+def test_corrections_take_a_share_for_each_point(count):
     with pytest.raises(ConfigError, match=f"4 shares must be given, got {count}"):
-        Corrector([1, 2, 3, 4], 2).correct([0] * count, lambda secret: True)
+        correct([1, 2, 3, 4], 2, [0] * count, lambda secret: True)
 
 
 @pytest.mark.parametrize(("points", "threshold"), [([0, 1, 2], 2), ([1, 1, 2], 2), ([1, 2], 3), ([1, 2], 0)])
-def test_a_corrector_refuses_points_that_give_a_secret_away(points, threshold):
+def test_corrections_refuse_points_that_give_a_secret_away(points, threshold):
     with pytest.raises(ConfigError):
-        Corrector(points, threshold)
+        correct(points, threshold, [0] * len(points), lambda secret: True)
 
 
 def test_what_was_corrected_does_not_print_its_secret():

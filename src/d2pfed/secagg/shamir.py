@@ -73,42 +73,39 @@ class Corrected:
     wrong: tuple[int, ...]
 
 
-class Corrector:
-    """Opens secrets from the shares of one set of holders although some are wrong (Reed-Solomon decoding).
+def correct(
+    points: Sequence[int],
+    threshold: int,
+    shares: Sequence[int],
+    is_right: Callable[[int], bool],
+    prime: int = PRIME,
+) -> Corrected | None:
+    """Open a secret from shares, in the order of their points, although some are wrong (Reed-Solomon decoding).
 
     Guarantee: up to `(shares - threshold) // 2` wrong shares are corrected and named, whatever they are. With more, and
     with a secret that the caller does not recognise, nothing is opened and nobody is named.
     Checked: test_shamir.py::test_wrong_shares_are_corrected_and_named.
     """
-
-    def __init__(self, points: Sequence[int], threshold: int, prime: int = PRIME) -> None:
-        require_points(points, threshold, prime)
-        self._points, self._threshold, self._prime = tuple(points), threshold, prime
-        self._weights = _invert(_gaps(points), prime)
-
-    def correct(self, shares: Sequence[int], is_right: Callable[[int], bool]) -> Corrected | None:
-        """Return the secret behind shares given in the order of the points, if enough of them are right."""
-        if len(shares) != len(self._points):
-            raise ConfigError(f"{len(self._points)} shares must be given, got {len(shares)}")
-        # Sums over the shares, weighted by powers of their points, are zero if no share is wrong. Otherwise a sum of
-        # c x^k over the wrong points x is left in number k: a recurrence whose roots are those points.
-        prime, syndromes = self._prime, list[int]()
-        terms = list(map(mul, shares, self._weights))
-        for _ in range(len(shares) - self._threshold):
-            terms = [term % prime for term in terms]
-            syndromes.append(sum(terms) % prime)
-            terms = list(map(mul, terms, self._points))
-        locator = _shortest_recurrence(syndromes, prime)
-        if 2 * (len(locator) - 1) > len(shares) - self._threshold:
-            return None
-        (values,) = _evaluate([locator], self._points, prime)
-        wrong = tuple(place for place, value in enumerate(values) if value == 0)
-        if len(wrong) != len(locator) - 1:
-            return None
-        right = [place for place, value in enumerate(values) if value][: self._threshold]
-        recovery = Interpolation([self._points[place] for place in right], prime)
-        secret = recovery.join([shares[place] for place in right])
-        return Corrected(secret, wrong) if is_right(secret) else None
+    require_points(points, threshold, prime)
+    if len(shares) != len(points):
+        raise ConfigError(f"{len(points)} shares must be given, got {len(shares)}")
+    # Sums over the shares, weighted by powers of their points, are zero if no share is wrong. Otherwise a sum of
+    # c x^k over the wrong points x is left in number k: a recurrence whose roots are those points.
+    syndromes, terms = list[int](), list(map(mul, shares, _invert(_gaps(points), prime)))
+    for _ in range(len(shares) - threshold):
+        terms = [term % prime for term in terms]
+        syndromes.append(sum(terms) % prime)
+        terms = list(map(mul, terms, points))
+    locator = _shortest_recurrence(syndromes, prime)
+    if 2 * (len(locator) - 1) > len(shares) - threshold:
+        return None
+    (values,) = _evaluate([locator], points, prime)
+    wrong = tuple(place for place, value in enumerate(values) if value == 0)
+    if len(wrong) != len(locator) - 1:
+        return None
+    right = [place for place, value in enumerate(values) if value][:threshold]
+    secret = Interpolation([points[place] for place in right], prime).join([shares[place] for place in right])
+    return Corrected(secret, wrong) if is_right(secret) else None
 
 
 def require_points(points: Sequence[int], threshold: int, prime: int) -> None:
@@ -187,21 +184,13 @@ def _evaluate(falling: Sequence[Sequence[int]], points: Sequence[int], prime: in
 def _horner(falling: NDArray[np.int64], points: NDArray[np.int64], values: NDArray[np.int64]) -> None:
     """Take each value times its point plus the next coefficient, limb by limb, the last carry folded into the first."""
     low = np.int64((1 << _LIMB_BITS) - 1)
-    first, second, third, fourth, fifth = values[0], values[1], values[2], values[3], values[4]
     for coefficient in falling:
         for index in range(points.size):
-            point = points[index]
-            carry = first[index] * point + coefficient[0]
-            lowest = carry & low
-            carry = second[index] * point + coefficient[1] + (carry >> _LIMB_BITS)
-            second[index] = carry & low
-            carry = third[index] * point + coefficient[2] + (carry >> _LIMB_BITS)
-            third[index] = carry & low
-            carry = fourth[index] * point + coefficient[3] + (carry >> _LIMB_BITS)
-            fourth[index] = carry & low
-            carry = fifth[index] * point + coefficient[4] + (carry >> _LIMB_BITS)
-            fifth[index] = carry & low
-            first[index] = lowest - _FOLD * (carry >> _LIMB_BITS)
+            carry = np.int64(0)
+            for limb in range(5):
+                carry = values[limb, index] * points[index] + coefficient[limb] + (carry >> _LIMB_BITS)
+                values[limb, index] = carry & low
+            values[0, index] -= _FOLD * (carry >> _LIMB_BITS)
 
 
 def _invert(values: Sequence[int], prime: int) -> list[int]:

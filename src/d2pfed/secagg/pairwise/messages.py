@@ -20,15 +20,6 @@ HASH_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KeyAdvertisements:
-    """Who joined and what follows from it, and by rank what each has signed, and its advertisement."""
-
-    joined: JoinedClients
-    leaves: Mapping[int, bytes]
-    advertisements: Mapping[int, KeyAdvertisement]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class EncryptedShares:
     """Sealed ciphertexts by the rank of the other end, and whose of them carry a claim about a position."""
 
@@ -125,12 +116,14 @@ def encode_advertisements(
     return wire.message(joined.session, MessageKind.KEY_ADVERTISEMENTS, rank, body)
 
 
-def decode_advertisements(session: Session, rank: int, data: bytes) -> KeyAdvertisements:
-    """Read who joined: one advertisement for everyone in the subset, no more and no fewer."""
+def decode_advertisements(
+    session: Session, rank: int, data: bytes
+) -> tuple[JoinedClients, dict[int, bytes], dict[int, KeyAdvertisement]]:
+    """Read who joined, and by rank what each has signed and its advertisement: of everyone in the subset."""
     with wire.opened(session, MessageKind.KEY_ADVERTISEMENTS, rank, data) as reader:
         advertisements = reader.ranked(len(session.cohort), lambda: keys.read_advertisement(session, reader))
     leaves = {other: each.statement(session, session.cohort[other]) for other, each in advertisements.items()}
-    return KeyAdvertisements(JoinedClients.of(session, leaves), leaves, advertisements)
+    return JoinedClients.of(session, leaves), leaves, advertisements
 
 
 def encode_encrypted_shares(joined: JoinedClients, rank: int, shares: EncryptedShares) -> bytes:

@@ -125,24 +125,23 @@ class Advertised:
     def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, "Phase"]:
         """Split both secrets among the holders that joined, agree on keys with them, forget the private keys."""
         session, client = local.session, local.client
-        listed = messages.decode_advertisements(session, local.rank, data)
-        local.check_remaining(listed.joined.present)
+        joined, leaves, shown = messages.decode_advertisements(session, local.rank, data)
+        local.check_remaining(joined.present)
         own = self.advertisement(local).statement(session, client)
-        checks.require_own(listed.leaves[local.rank], own)
-        shown = listed.advertisements
+        checks.require_own(leaves[local.rank], own)
         checks.require_distinct_keys(
             chain.from_iterable((each.seal_public, each.mask_public) for each in shown.values())
         )
         if local.signed is not None:
-            statements = {rank: (leaf, shown[rank].signature) for rank, leaf in listed.leaves.items()}
+            statements = {rank: (leaf, shown[rank].signature) for rank, leaf in leaves.items()}
             checks.require_signed(session, local.signed[0].roster, statements)
         contribution = self.entropy.child("group").key if session.delivery is Delivery.EVERYONE else b""
-        shares = self._split(listed.joined)
+        shares = self._split(joined)
         seal, mask = crypto.Agreement(self.seal_secret), crypto.Agreement(self.mask_secret)
         known = {} if local.signed is None else local.signed[1].known
         sealed, peers = dict[int, bytes](), dict[int, Peer]()
-        for rank in keys.others(local.rank, listed.joined.present):
-            advertisement, peer = listed.advertisements[rank], session.cohort[rank]
+        for rank in keys.others(local.rank, joined.present):
+            advertisement, peer = shown[rank], session.cohort[rank]
             shared = local.agree(seal, advertisement.seal_public)
             inbound = keys.share_key(session, shared, peer, client)
             peers[rank] = Peer(inbound, local.agree(mask, advertisement.mask_public))
@@ -154,11 +153,11 @@ class Advertised:
         # Each checks what is said about itself, so nobody checks it for them.
         met = {
             session.cohort[rank]: advertisement.position
-            for rank, advertisement in listed.advertisements.items()
+            for rank, advertisement in shown.items()
             if advertisement.position is not None and rank != local.rank
         }
-        state = Shared(self.seed, shares[local.rank][0], contribution, listed.joined, peers, met)
-        return messages.encode_encrypted_shares(listed.joined, local.rank, EncryptedShares(sealed, claims)), state
+        state = Shared(self.seed, shares[local.rank][0], contribution, joined, peers, met)
+        return messages.encode_encrypted_shares(joined, local.rank, EncryptedShares(sealed, claims)), state
 
     def _split(self, joined: JoinedClients) -> dict[int, tuple[int, int]]:
         """Return (share of the seed, share of the mask key) by client that joined, this one included."""

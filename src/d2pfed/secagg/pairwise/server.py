@@ -24,7 +24,7 @@ from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement
 from d2pfed.secagg.pairwise.messages import EncryptedShares
 from d2pfed.secagg.pairwise.session import Session
 from d2pfed.secagg.roster import Position, Roster
-from d2pfed.secagg.shamir import SECRET_BYTES, Corrected, Corrector, Interpolation
+from d2pfed.secagg.shamir import SECRET_BYTES, Corrected, Interpolation, correct
 from d2pfed.secagg.wire import ClientId, MessageKind, Outbox, Subset, ranks_of
 
 Shares = dict[int, dict[int, int | None]]  # by owner's rank, then holder's; None: the holder says it never got one
@@ -385,8 +385,8 @@ class _SecretRecovery:
         holders = sorted(held)
         if len(holders) < threshold:
             return None
-        corrector = Corrector([holder + 1 for holder in holders], threshold)
-        return corrector.correct([held[holder] for holder in holders], is_right)
+        points, shares = [holder + 1 for holder in holders], [held[holder] for holder in holders]
+        return correct(points, threshold, shares, is_right)
 
     def _agreeing(self, owner: int) -> int:
         """Return how many shares are of one secret, right or wrong, if enough are to be certain."""
