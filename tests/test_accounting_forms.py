@@ -405,14 +405,6 @@ def test_rates_of_coins_are_multiples_of_their_steps():
             BatchSampling(rate)
 
 
-def test_a_person_in_several_silos_is_not_replaced():
-    everyone = CohortSampling(Sampling.NONE, 5, 5)
-    for silos, adjacency in ((1, Adjacency.REPLACE_ONE), (2, Adjacency.ADD_REMOVE), (2, Adjacency.ZERO_OUT)):
-        check_unit(Unit.RECORD, adjacency, everyone, BatchSampling(Fraction(1, 2), silos))
-    with pytest.raises(ConfigError, match="a person in up to 2 silos"):
-        check_unit(Unit.RECORD, Adjacency.REPLACE_ONE, everyone, BatchSampling(Fraction(1, 2), 2))
-
-
 def test_costs_of_many_times_are_of_their_product():
     one = PrivacyLossDistribution(((LossPmf(0.1, 0, np.ones(1), 0.0),) * 2 + (1,),), 0.25)
     assert (one.times(2).times(6).pmfs[0][2], one.times(2).times(6).slack) == (12, 3.0)
