@@ -16,7 +16,6 @@ from d2pfed.accounting import (
     BatchSampling,
     CohortSampling,
     Sampling,
-    Unit,
     amplification,
     binomial,
     composition,
@@ -30,7 +29,7 @@ from d2pfed.accounting.composition import (
     smoothing_gap,
     surrogate,
 )
-from d2pfed.accounting.events import RunReleases, check_unit
+from d2pfed.accounting.events import RunReleases
 from d2pfed.accounting.laws import BinomialSum, DiscreteGaussianSum, SkellamSum
 from d2pfed.accounting.losses import LossPmf, PrivacyLossDistribution
 from d2pfed.accounting.profiles import gaussian_epsilon
