@@ -395,7 +395,7 @@ def statement_without_the_context(context, survivors):
 
 
 masks_with_whose_ciphertext_opened = twin(
-    Shared.answer, "in keys.others(local.rank, request.sharers):", "in list(contents):"
+    Shared.answer, "in keys.others(local.rank, sharers):", "in list(contents):"
 )
 
 

@@ -8,7 +8,7 @@ from d2pfed.secagg import lattice, standing
 from d2pfed.secagg.pairwise.client import Client
 from d2pfed.secagg.pairwise.messages import Invitation, decode_invitation, upload_bytes
 from d2pfed.secagg.pairwise.phases import Contribute, group_seed_of
-from d2pfed.secagg.pairwise.server import Advertising, Confirming, Sum, require_enough
+from d2pfed.secagg.pairwise.server import Advertising, Sum, require_enough
 from d2pfed.secagg.pairwise.session import Delivery, Session
 from d2pfed.secagg.roster import (
     Enrolment,
