@@ -32,6 +32,16 @@ _BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TableLayout:
+    """How words fall into buckets: by half and octave, the first bucket's number and the shift to m bits."""
+
+    starts: Words
+    shifts: Words
+    least: Words  # the words at both ends of each bucket
+    most: Words
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LookupTable:
     """Distributions by row: a word is compared with `entries[row, bucket]` and takes one of `values[row, bucket]`.
 
@@ -41,8 +51,7 @@ class LookupTable:
     distributions: tuple[Distribution, ...]
     bits: int
     first: int
-    starts: Words  # of buckets by half and octave: the first one's number,
-    shifts: Words  # and the shift of a word to m bits
+    layout: TableLayout
     entries: Words
     values: NDArray[np.int32]
 
@@ -51,20 +60,24 @@ class LookupTable:
         buffer = np.empty(min(out.size, _BLOCK), np.uint64)
         undecided, zeros = np.empty((buffer.size, 2), np.int64), np.zeros(buffer.size, np.int64)
         pending: list[tuple[int, int, int]] = []
-        table = self.starts, self.shifts, self.entries, self.values
-        row_bits, slack = len(self.distributions).bit_length() - 1, np.uint64(2 * _unit(self.bits))
         for start in range(0, out.size, _BLOCK):
             part = out[start : start + _BLOCK]
             near = zeros[: part.size] if centers is None else centers[start : start + _BLOCK]
             words = buffer[: part.size]
             stream.fill(words)
-            count = int(_look_up(*table, row_bits, self.first, slack, words, near, part, undecided))
+            count = self._look_up(words, near, part, undecided)
             pending += [(start + index, center, int(words[index])) for index, center in undecided[:count].tolist()]
         for index, center, word in pending:
             whole, row = divmod(center, len(self.distributions))
             out[index] = whole + refine(
                 self.distributions[row], word >> (WORD_BITS - self.bits), self.bits, stream
             )
+
+    def _look_up(self, words: Words, centers: IntVector, out: IntVector, undecided: IntVector) -> int:
+        """Write the values of words; list positions and centers of the undecided ones and return their number."""
+        table = self.layout.starts, self.layout.shifts, self.entries, self.values
+        row_bits, slack = len(self.distributions).bit_length() - 1, np.uint64(2 * _unit(self.bits))
+        return int(_look_up(*table, row_bits, self.first, slack, words, centers, out, undecided))
 
 
 def tabulate(distributions: Sequence[Distribution], bits: int) -> LookupTable:
@@ -78,12 +91,12 @@ def tabulate(distributions: Sequence[Distribution], bits: int) -> LookupTable:
         row[:start] = 0  # nor before the first
         row[start : start + len(part.entries)] = np.array(part.entries, np.uint64)
     rows *= np.uint64(_unit(bits))
-    starts, shifts, least, most = _lay_out(rows, bits)
-    cells = np.empty((len(rows), least.size, 2), np.uint64)
+    layout = _lay_out(rows, bits)
+    cells = np.empty((len(rows), layout.least.size, 2), np.uint64)
     entries, values = cells[..., 0], cells.view(np.int32)[..., 2:]
     for own, steps, row in zip(entries, values, rows, strict=True):
-        own[:], steps[:] = _fill(least, most, row, bits)
-    return LookupTable(tuple(distributions), bits, first, starts, shifts, entries, values)
+        own[:], steps[:] = _fill(layout, row, bits)
+    return LookupTable(tuple(distributions), bits, first, layout, entries, values)
 
 
 def _unit(bits: int) -> int:
@@ -91,8 +104,8 @@ def _unit(bits: int) -> int:
     return 1 << (WORD_BITS - bits)
 
 
-def _lay_out(rows: Words, bits: int) -> tuple[Words, Words, Words, Words]:
-    """Cut octaves into the widest buckets that the gaps between entries allow; return also each one's end words.
+def _lay_out(rows: Words, bits: int) -> TableLayout:
+    """Cut octaves into the widest buckets that the gaps between entries allow.
 
     An entry T makes the words in [T, T + slack) undecided, slack being two units. If a bucket meets these and
     holds the next entry T', then T' - T is less than the bucket's width plus slack, and the octave is that of T'.
@@ -122,25 +135,25 @@ def _lay_out(rows: Words, bits: int) -> tuple[Words, Words, Words, Words]:
                 low, high = np.zeros(2, np.uint64), np.ones(2, np.uint64)
             least.append(~high if half else low)
             most.append(~low if half else high)
-    return starts, shifts, np.concatenate(least), np.concatenate(most)
+    return TableLayout(starts, shifts, np.concatenate(least), np.concatenate(most))
 
 
-def _fill(least: Words, most: Words, row: Words, bits: int) -> tuple[Words, NDArray[np.int32]]:
+def _fill(layout: TableLayout, row: Words, bits: int) -> tuple[Words, NDArray[np.int32]]:
     """Return the entry that each bucket compares with, and how many entries are up to words below and from it on.
 
     An entry counts if it makes a word of the bucket undecided or divides the bucket. Where there is none, the
     bucket compares with a word so far below that all are decided; where there are several, none is.
     """
     slack = np.uint64(2 * _unit(bits))
-    below = np.searchsorted(row, least, side="right")
-    upto = np.searchsorted(row, most, side="right")
-    before = np.where(least < slack, 0, np.searchsorted(row, least - slack, side="right"))
+    below = np.searchsorted(row, layout.least, side="right")
+    upto = np.searchsorted(row, layout.most, side="right")
+    before = np.where(layout.least < slack, 0, np.searchsorted(row, layout.least - slack, side="right"))
     none = before == upto
     last = row[upto - 1]
     several = ~none & (row[np.minimum(before, row.size - 1)] != last)
-    if np.any((most - least)[several] >= slack):
+    if np.any((layout.most - layout.least)[several] >= slack):
         raise AssertionError("a bucket is wider than the gap between two entries")
-    entries = np.where(none, least - slack, np.where(several, least, last))
+    entries = np.where(none, layout.least - slack, np.where(several, layout.least, last))
     return entries, np.stack([below, upto], axis=1).astype(np.int32)
 
 
@@ -171,10 +184,7 @@ def _look_up(  # noqa: PLR0917 - compiled code takes arrays, not values that hol
     out: IntVector,
     undecided: IntVector,
 ) -> int:
-    """Look words up in the distribution of their center's fraction, and add what is whole of the center.
-
-    Positions and centers of the undecided ones are listed, and their number returned.
-    """
+    """Look words up in the distribution of their center's fraction, and add what is whole of the center."""
     count = 0
     for index in range(words.size):
         word, center = words[index], centers[index]
