@@ -18,9 +18,9 @@ _HEAD = """# Performance
 
 <!-- Made by `scripts/bench page` of benchmarks/results; edits are lost. -->
 
-This page shows what d2pfed costs in time and bytes, compared with peers. `scripts/bench all` measures all but the last
-two sections; *busy* repeats it with both cores busy (`--busy`). Compare ratios: seconds are those of one machine.
-A tick marks a goal that is met. `benchmarks/results` has every row.
+This page shows what d2pfed costs in time and bytes, compared with peers. `scripts/bench all` measured every section
+that names no other command; *busy* repeats it with both cores busy (`--busy`). Compare ratios: seconds are those of
+one machine. A tick marks a goal that is met.
 """
 
 
@@ -83,8 +83,8 @@ def _goals(idle: Row, busy: Row) -> str:
         body.append((_short(what), *cells))
     head = ("what", "seconds", "goal", "limit", "busy")
     about = (
-        "Wall-clock seconds; processor seconds for `client`, `server` and `ledger`. The limit counts floating-point "
-        "operations for training, X25519 alone for the protocol. Crowds lose 10 %."
+        "Wall-clock seconds; processor seconds for `client`, `server` and `ledger`. Sizes are clients x coordinates. In "
+        "rows *assumed* and *signed*, 10 % drop out. The limit counts training's operations, or X25519."
     )
     return _section("Goals", about, head, body, _failure(idle, "goals"))
 
@@ -285,15 +285,23 @@ def _tightening(found: Row) -> str:
     if not (rows := _rows(found, "tightening")):
         return ""
     about = (
-        "`scripts/bench tightening`: epsilon by the bound that was used before, by today's, and a lower bound on what "
-        "is true, at delta = population^-1.1. Lower bounds: data sets with all others at zero or at the opposite "
-        "vector; one Gaussian of the same squared ratios; the product of two plans."
+        "`scripts/bench tightening`: epsilon by the earlier bound / by today's / a lower bound on the truth, at delta "
+        "population^-1.1. Lower bounds: all others at zero or at the opposite vector; one Gaussian of the same squared "
+        "ratios; the product of two plans."
     )
-    body = [
-        (row["bound"], f"{row['population']:,}", *map(_number, (row["before"], row["after"], row["lower"])))
+    cells = {
+        (row["bound"], row["population"], row["epsilon"]): " / ".join(
+            _number(row[name]) for name in ("before", "after", "lower")
+        )
         for row in rows
+    }
+    levels = sorted({epsilon for _, _, epsilon in cells})
+    body = [
+        (bound, f"{size:,}", *(cells.get((bound, size, epsilon), "") for epsilon in levels))
+        for bound, size in dict.fromkeys(key[:2] for key in cells)
     ]
-    return _section("Bounds on epsilon", about, ("bound", "population", "before", "after", "lower"), body)
+    head = ("bound", "population", *(f"epsilon {epsilon:g}" for epsilon in levels))
+    return _section("Bounds on epsilon", about, head, body)
 
 
 def _deployment(idle: Row, _busy: Row) -> str:
