@@ -83,8 +83,8 @@ def _goals(idle: Row, busy: Row) -> str:
         body.append((_short(what), *cells))
     head = ("what", "seconds", "goal", "limit", "busy")
     about = (
-        "Wall-clock seconds; processor seconds for `client`, `server` and `ledger`. Sizes are clients x coordinates. In "
-        "rows *assumed* and *signed*, 10 % drop out. The limit counts training's operations, or X25519."
+        "Wall-clock seconds; processor seconds for `client`, `server` and `ledger`. Sizes are clients x coordinates. "
+        "In rows *assumed* and *signed*, 10 % drop out. The limit counts training's operations, or X25519."
     )
     return _section("Goals", about, head, body, _failure(idle, "goals"))
 
