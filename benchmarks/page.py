@@ -130,7 +130,7 @@ def _arithmetic(idle: Row, busy: Row) -> str:
 
 def _secagg(idle: Row, busy: Row) -> str:
     others = iter(_rows(busy, "secagg"))
-    body = []
+    body: list[tuple[str, ...]] = []
     for row in _rows(idle, "secagg"):
         other: Row = next(others, {})
         if row["implementation"] == "flower" and any(cells[0] == "flower" for cells in body):
