@@ -15,12 +15,11 @@ from d2pfed.api.job import Job
 from d2pfed.errors import ConfigError
 from d2pfed.fields import check_between
 from d2pfed.learning import RecordTrainer
-from d2pfed.learning.record_gradients import SiloUnits
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import IntVector
 from d2pfed.plan import Plan, guarantees
-from d2pfed.round import Attempt, AttemptSession, Collected, Units, rotation_seed
+from d2pfed.round import Attempt, AttemptSession, Collected, rotation_seed
 from d2pfed.runs import End, ExchangeRecord, Listener, TrainingAudit
 from d2pfed.secagg import Sum
 from d2pfed.simulation import Backend, SimulatedFederation, TrainClients
@@ -122,12 +121,6 @@ class CanaryRecords:
         """Return how many units a silo holds, canaries among them."""
         return self.inner.count(client)
 
-    def units(self, params: FloatVector, client: int) -> Units:
-        """Return a silo's units under a model."""
-        return SiloUnits(
-            self.count(client), lambda own: (found for _, found in self.chunks(params, [(client, own)]))
-        )
-
     def chunks(
         self, params: FloatVector, wanted: Sequence[tuple[int, IntVector]]
     ) -> Iterator[tuple[IntVector, NDArray[np.float32]]]:
@@ -167,28 +160,15 @@ class WatchedFederation:
 
     def collect(self, session: AttemptSession, model: FloatVector, participations: Mapping[int, int]) -> Collected:
         """Gather the cohort's vectors."""
-        return _Watched(self.inner.collect(session, model, participations), self, session)
+        return WatchedSum(self.inner.collect(session, model, participations), self, session)
 
     def exchanges(self) -> tuple[ExchangeRecord, ...]:
         """Return nothing: no message travels."""
         return self.inner.exchanges()
 
-    def note(self, session: AttemptSession, survivors: Sequence[int], total: Sum) -> None:
-        """Add what an opened sum shows, in units of the clip, to the scores of the canaries that may be in it.
-
-        The middle between the two sides of a coin is subtracted, so that the sign of a score is the guess.
-        """
-        plan, canaries = self.inner.plan, self.canaries
-        found = plan.codec.decode(plan.ring.center(total.vector), rotation_seed(session), 1)
-        unit = 1.0 if plan.adaptive_clip is not None else plan.codec.clip
-        here = np.isin(canaries.clients, survivors)
-        middle = canaries.rate * (1.0 + canaries.low) / 2
-        self.scores[here] += found[canaries.coordinates[here]].astype(np.float64) / unit - middle
-        self.seen |= here
-
 
 @dataclass(frozen=True, slots=True)
-class _Watched:
+class WatchedSum:
     """Collected vectors whose sum is noted when it is opened."""
 
     inner: Collected
@@ -201,9 +181,17 @@ class _Watched:
         return self.inner.survivors
 
     def unmask(self) -> Sum:
-        """Open the sum, and note what it shows."""
-        total = self.inner.unmask()
-        self.federation.note(self.session, self.survivors, total)
+        """Open the sum; add what it shows, in units of the clip, to the scores of the canaries that may be in it.
+
+        The middle between the two sides of a coin is subtracted, so that the sign of a score is the guess.
+        """
+        total, plan, canaries = self.inner.unmask(), self.federation.inner.plan, self.federation.canaries
+        found = plan.codec.decode(plan.ring.center(total.vector), rotation_seed(self.session), 1)
+        unit = 1.0 if plan.adaptive_clip is not None else plan.codec.clip
+        here = np.isin(canaries.clients, self.survivors)
+        middle = canaries.rate * (1.0 + canaries.low) / 2
+        self.federation.scores[here] += found[canaries.coordinates[here]].astype(np.float64) / unit - middle
+        self.federation.seen[here] = True
         return total
 
 
