@@ -16,7 +16,6 @@ from d2pfed.accounting import (
     BatchSampling,
     CohortSampling,
     Sampling,
-    Unit,
     amplification,
     binomial,
     composition,
@@ -30,7 +29,7 @@ from d2pfed.accounting.composition import (
     smoothing_gap,
     surrogate,
 )
-from d2pfed.accounting.events import RunReleases, check_unit
+from d2pfed.accounting.events import RunReleases
 from d2pfed.accounting.laws import BinomialSum, DiscreteGaussianSum, SkellamSum
 from d2pfed.accounting.losses import LossPmf, PrivacyLossDistribution
 from d2pfed.accounting.profiles import gaussian_epsilon
@@ -403,14 +402,6 @@ def test_rates_of_coins_are_multiples_of_their_steps():
     for rate in (Fraction(0), Fraction(1, 3), Fraction(1, 1 << 33), Fraction(9, 8)):
         with pytest.raises(ConfigError, match=r"multiple of 2\^-32 in \(0, 1\]"):
             BatchSampling(rate)
-
-
-def test_a_person_in_several_silos_is_not_replaced():
-    everyone = CohortSampling(Sampling.NONE, 5, 5)
-    for silos, adjacency in ((1, Adjacency.REPLACE_ONE), (2, Adjacency.ADD_REMOVE), (2, Adjacency.ZERO_OUT)):
-        check_unit(Unit.RECORD, adjacency, everyone, BatchSampling(Fraction(1, 2), silos))
-    with pytest.raises(ConfigError, match="a person in up to 2 silos"):
-        check_unit(Unit.RECORD, Adjacency.REPLACE_ONE, everyone, BatchSampling(Fraction(1, 2), 2))
 
 
 def test_costs_of_many_times_are_of_their_product():

@@ -138,10 +138,39 @@ def test_profiles_of_several_coins_are_those_of_mixtures(coins, ratio, rate):
             assert wanted * (1 - mpf(10) ** -13) <= found == near(wanted, 1e-6 if wanted > 1e-9 else 1e-3)
 
 
+@pytest.mark.parametrize("rate", [0.001, 0.6, 0.99])
+@pytest.mark.parametrize("ratio", [0.02, 0.4, 1.5])
+@pytest.mark.parametrize("coins", [2, 5])
+def test_the_profile_of_mirrored_mixtures_is_that_of_forty_digits(coins, ratio, rate):
+    weights = [math.comb(coins, j) * mpf(rate) ** j * (1 - mpf(rate)) ** (coins - j) for j in range(coins + 1)]
+    grid = np.array([0.0, 0.1, 1.0, 3.0])
+    found = profiles.several_coins_replace_delta(grid, ratio, rate, coins)
+
+    def density(z):
+        return sum(w * mpmath.exp(j * mpf(ratio) * z - (j * mpf(ratio)) ** 2 / 2) for j, w in enumerate(weights))
+
+    for at, epsilon in enumerate(grid.tolist()):
+        low, high = mpf(0), mpf(2) ** 14
+        for _ in range(150):
+            middle = (low + high) / 2
+            is_over = mpmath.log(density(middle) / density(-middle)) > epsilon
+            low, high = (low, middle) if is_over else (middle, high)
+        wanted = sum(
+            w * (mpmath.ncdf(j * mpf(ratio) - low) - mpmath.exp(epsilon) * mpmath.ncdf(-j * mpf(ratio) - low))
+            for j, w in enumerate(weights)
+        )
+        if wanted < 1e-290:  # beyond the range of doubles
+            assert found[at] < 1e-280
+        else:
+            assert wanted * (1 - mpf(10) ** -13) <= found[at] == near(wanted, 1e-6)
+
+
 def test_several_coins_at_their_edges():
     """Sure coins are one shift by all of them; beyond what no coin at all may tell the mirrored profile is 0."""
     for mirrored in (profiles.several_coins_delta, profiles.several_coins_add_delta):
         assert mirrored(np.array([0.5]), 0.7, 1.0, 3)[0] == near(exact_gaussian(0.5, 2.1), 1e-8)
+    replaced = profiles.several_coins_replace_delta(np.array([0.5]), 0.7, 1.0, 3)[0]
+    assert replaced == near(exact_gaussian(0.5, 4.2), 1e-8)
     last = -3 * math.log1p(-0.2)
     found = profiles.several_coins_add_delta(np.array([last - 1e-3, last + 1e-3, 800.0]), 1.0, 0.2, 3)
     assert found[0] > 0
@@ -168,6 +197,9 @@ def test_a_pair_names_its_profiles():
     two = SampledGaussian(PairKind.POISSON_ZERO_OUT, 0.8, 0.3, coins=2)
     assert two.forward(grid) == profiles.several_coins_delta(grid, 0.8, 0.3, 2)
     assert two.backward(grid) == profiles.several_coins_add_delta(grid, 0.8, 0.3, 2)
+    replaced = SampledGaussian(PairKind.POISSON_REPLACE_ONE, 0.8, 0.3, coins=2)
+    assert replaced.forward(grid) == profiles.several_coins_replace_delta(grid, 0.8, 0.3, 2)
+    assert replaced.backward is None
 
 
 # ---- caps

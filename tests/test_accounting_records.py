@@ -30,8 +30,10 @@ from d2pfed.accounting.filters import Filter, PlanCost
 from d2pfed.accounting.profiles import (
     fixed_size_delta,
     poisson_add_delta,
+    poisson_replace_delta,
     several_coins_add_delta,
     several_coins_delta,
+    several_coins_replace_delta,
 )
 from d2pfed.errors import ConfigError
 from d2pfed.ledger.rows import decode_release, encode_release
@@ -77,6 +79,7 @@ GOLDEN = [
     (8, 1, Adjacency.ZERO_OUT, 2.12),
     (8, 1, Adjacency.REPLACE_ONE, 3.2),
     (8, 2, Adjacency.ADD_REMOVE, 4.55),
+    (8, 2, Adjacency.REPLACE_ONE, 7.01),
     (4, 1, Adjacency.ADD_REMOVE, 5.3),
     (2, 1, Adjacency.ADD_REMOVE, 15.5),
     (1, 1, Adjacency.ADD_REMOVE, 46.8),
@@ -134,6 +137,51 @@ def test_one_coin_is_a_mixture_of_one():
         )
 
 
+@pytest.mark.parametrize(("silos", "shift"), [(2, 0.3), (2, 4.0), (3, 1.5)])
+def test_a_person_replaced_in_several_silos_has_the_profile_of_two_mixtures(silos, shift):
+    z = np.linspace(-14 - silos * shift, 14 + silos * shift, 80_001)
+    weights = binom.pmf(np.arange(silos + 1), silos, 0.05)
+    p = sum(weight * norm.pdf(z, heads * shift) for heads, weight in enumerate(weights))
+    at = np.array([0.0, 0.01, 0.08, 0.5, 1.0, 3.0])
+    truth = [np.trapezoid(np.maximum(p - math.exp(value) * p[::-1], 0), z) for value in at]
+    found = several_coins_replace_delta(at, shift, 0.05, silos)
+    assert found.tolist() == pytest.approx(truth, rel=1e-4, abs=1e-12)
+    assert several_coins_replace_delta(at, shift, 0.05, 1) == pytest.approx(
+        poisson_replace_delta(at, shift, 0.05), rel=1e-6
+    )
+
+
+def test_no_directions_of_a_replaced_persons_vectors_are_worse_than_opposite_ones():
+    """Both worlds have vectors of their own; the first game is the worst case."""
+    stream = Entropy.replay(b"opposite directions").stream()
+
+    def uniform(*shape):
+        return (stream.words(math.prod(shape)).reshape(shape) + 0.5) / 2.0**64
+
+    draws, closest = norm.ppf(uniform(100_000, 3)), 0.0
+
+    def density(vectors):
+        total = 0.0
+        for coins in np.ndindex(2, 2):
+            shift = np.array(coins) @ vectors
+            total = total + 0.3 ** sum(coins) * 0.7 ** (2 - sum(coins)) * np.exp(draws @ shift - shift @ shift / 2)
+        return total
+
+    for game in range(12):
+        vectors = norm.ppf(uniform(2, 2, 3))
+        vectors *= (
+            1.2 / np.linalg.norm(vectors, axis=2)[:, :, None] * (1 - 0.5 * uniform(2, 2)[:, :, None] * (game > 5))
+        )
+        vectors = np.array([vectors[0], -vectors[0]]) if game == 0 else vectors
+        one, other = density(vectors[0]), density(vectors[1])
+        for value in (0.2, 1.0):
+            gain = np.maximum(one - math.exp(value) * other, 0)
+            allowed = several_coins_replace_delta(np.array([value]), 1.2, 0.3, 2)[0]
+            assert gain.mean() - 4 * gain.std() / math.sqrt(len(gain)) <= allowed
+            closest = max(closest, gain.mean() / allowed)
+    assert closest > 0.5  # the games are not far from the bound
+
+
 def test_no_directions_of_a_persons_vectors_are_worse_than_equal_ones():
     stream = Entropy.replay(b"directions").stream()
 
@@ -161,6 +209,8 @@ def test_one_common_coin_for_all_silos_of_a_person_is_no_bound():
     truth = several_coins_delta(np.array([1.0]), 4.0, 0.01, 2)[0]
     assert truth == pytest.approx(0.0146, rel=0.01)
     assert fixed_size_delta(np.array([1.0]), 8.0, 0.01)[0] < 0.7 * truth
+    replaced = several_coins_replace_delta(np.array([1.0]), 4.0, 0.01, 2)[0]
+    assert poisson_replace_delta(np.array([1.0]), 8.0, 0.01)[0] < 0.7 * replaced
 
 
 # Two silos of two records, all of their noise counted as one discrete Gaussian of real centre.
@@ -188,6 +238,32 @@ def test_no_adaptive_game_over_two_silos_beats_the_claim(width, rate, attempts, 
         truth = played(width, rate, attempts, adjacency, value)
         if truth > 1e-9:
             assert claimed(width, rate, attempts, adjacency, truth) >= value - 1e-3 * (attempts > 1)
+
+
+def played_by_a_person(attempts, value):
+    """The worst game in which both silos' first record is the same person's, replaced in both."""
+    values, rest = (-1, 0, 1), ((1, 0), (-1, 1))
+    worlds = [
+        record_games.batch_law(((one, *own), (two, *other)), 0.25, noise_law(1.5))
+        for own, other in (((rest[0][0],), (rest[0][1],)), ((rest[1][0],), (rest[1][1],)))
+        for one in values
+        for two in values
+    ]
+    half = len(worlds) // 2
+    pairs = [(p, q) for part in (worlds[:half], worlds[half:]) for p in part for q in part if p is not q]
+    return record_games.worst(
+        (np.array([p for p, _ in pairs]), np.array([q for _, q in pairs])), attempts, math.exp(value)
+    )
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 3])
+def test_no_game_with_a_person_replaced_in_two_silos_beats_the_claim(attempts):
+    refuted = []
+    for value in EPSILONS:
+        truth = played_by_a_person(attempts, value)
+        assert claimed(1.5, 0.25, attempts, "replace-one", truth, 2) >= value - 1e-3 * (attempts > 1)
+        refuted.append(claimed(1.5, 0.25, attempts, "replace-one", truth, 1) < value - 1e-2)
+    assert all(refuted)  # one silo's claim is none for this person
 
 
 def rejected(played, mistaken):
@@ -282,8 +358,6 @@ def test_releases_say_what_goes_together():
         release(noise, unit=Unit.CLIENT, batches=None)
     with pytest.raises(ConfigError, match="every silo is asked"):
         release(noise, sampling=CohortSampling(Sampling.FIXED, 20, 10))
-    with pytest.raises(ConfigError, match="add-remove or zero-out"):
-        release(noise, silos=2, adjacency=Adjacency.REPLACE_ONE)
     with pytest.raises(ConfigError, match=r"multiple of 2\^-32"):
         BatchSampling(Fraction(1, 3))
     with pytest.raises(ConfigError, match="max_silos"):

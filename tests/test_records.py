@@ -421,7 +421,6 @@ def test_the_ring_holds_the_records_of_a_batch():
         ({"batch_rate": 0.0}, "batch_rate"),
         ({"batch_rate": 1.5}, "batch_rate"),
         ({"records": 0}, "records"),
-        ({"max_silos": 2, "adjacency": "replace-one"}, "add-remove or zero-out"),
         ({"unit": "client"}, "for the unit record"),
         ({"unit": "client", "records": None, "batch_rate": None, "adjacency": "add-remove"}, "of records"),
     ],

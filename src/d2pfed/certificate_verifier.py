@@ -192,7 +192,7 @@ class Event:
         drawn, rounds = Fraction(self.cohort_size, self.population), self.releases if self.method == "once" else 1
         if self.unit == "client" and (self.adjacency == "add-remove" or self.rate != drawn):
             raise Wrong(f"a client has the rate {drawn} and not {self.rate}, and never {self.adjacency}")
-        if self.rate > 1 or (self.coins > 1 and (self.unit == "client" or self.adjacency == "replace-one")):
+        if self.rate > 1 or (self.coins > 1 and self.unit == "client"):
             raise Wrong(f"{self.coins} coins of rate {self.rate} are none of a {self.unit} under {self.adjacency}")
         if not self.contributors <= self.cohort_size <= self.population // rounds:
             raise Wrong(f"{rounds} x {self.cohort_size} of {self.population} with {self.contributors} noises")
@@ -533,25 +533,26 @@ def _losses(part: Part, sigma: float, step: float, delta: float) -> list[Any]:
     """Return the privacy losses of one release, from above, on a grid, in each order; one if both are the same."""
     event, mu, rate, top = part.event, float(part.event.radius) / sigma, float(part.event.rate), step
     behind = None  # the profile of the reversed order, where it is another: nowhere above the first
+    is_same = not part.is_hidden or event.unit == "client" or event.adjacency == "replace-one"
     if not part.is_hidden:
         profile = partial(gaussian_delta, mu=part.shift / sigma)
     elif event.unit == "client":  # who is not drawn is replaced by another: two radii
         profile = partial(gaussian_delta, mu=2 * mu, rate=rate)
         if event.adjacency == "zero-out":
             profile, behind = partial(replaced_delta, mu=mu, rate=rate), partial(gaussian_delta, mu=mu, rate=rate)
-    elif event.adjacency == "replace-one":
+    elif event.adjacency == "replace-one" and event.coins == 1:
         profile = partial(opposite_delta, mu=mu, rate=rate)
     else:
-        profile = partial(coins_delta, mu=mu, rate=rate, coins=event.coins)
+        profile = partial(coins_delta, mu=mu, rate=rate, coins=event.coins, against=-is_same)
     while top < 600 and profile(np.array([top]))[0] > delta * 1e-6:
         top *= 1.25
     if not top < min(600, step * (1 << 20)):
         raise Unchecked("wide", f"{top:.3g}")
     points = np.arange(-math.ceil(top / step), math.ceil(top / step) + 1)
     grid, ratio = points * step, np.exp(points * step)
-    own = profile(grid if profile.func is coins_delta else np.abs(grid))
+    own = profile(np.abs(grid) if is_same else grid)
     orders = [own, 1 - ratio + ratio * own[::-1]]  # the world with the unit keeps its place: each by itself
-    if profile.func is not coins_delta:  # below 0 by the reversed order (theory 1, H2)
+    if is_same:  # below 0 by the reversed order (theory 1, H2)
         other = own if behind is None else behind(np.abs(grid))
         orders = [np.where(points >= 0, one, 1 - ratio + ratio * two) for one, two in ((own, other), (other, own))]
         orders = orders[: 1 if behind is None else 2]
@@ -578,12 +579,16 @@ def opposite_delta(epsilon: Floats, mu: float, rate: float) -> Floats:
     return np.asarray(np.maximum(gain, 0.0))
 
 
-def coins_delta(epsilon: Floats, mu: float, rate: float, coins: int) -> Floats:
-    """Return the profile of a unit with secret coins against none (theory 10): chords of a convex function."""
-    heads, z = np.arange(coins + 1)[:, None], np.linspace(-40.0, 40.0 + coins * mu, 1 << 15)
+def coins_delta(epsilon: Floats, mu: float, rate: float, coins: int, against: int = 0) -> Floats:
+    """Return the profile of a unit with secret coins against none, or its opposite (theory 17): chords, convex."""
+    heads, last = np.arange(coins + 1)[:, None], 40.0 + coins * mu
+    z = np.linspace(against * coins * mu - 40.0, last, 1 << 15)
     chances = binom.pmf(heads, coins, rate)
     loss = logsumexp(heads * mu * z - (heads * mu) ** 2 / 2, axis=0, b=chances)
-    gain = (chances * ndtr(heads * mu - z)).sum(axis=0) - np.exp(loss + log_ndtr(-z))
+    tail = logsumexp(log_ndtr(against * heads * mu - z), axis=0, b=chances)
+    if against:
+        loss -= loss[::-1]
+    gain = (chances * ndtr(heads * mu - z)).sum(axis=0) - np.exp(loss + tail)
     seen, ratio = loss < 650, np.exp(epsilon)
     return np.asarray(np.maximum(np.interp(ratio, np.exp(loss[seen]), gain[seen]), 1 - ratio))
 
@@ -592,7 +597,7 @@ def parts_of(events: Sequence[Event], observer: str) -> Parts:
     """Return the events as an observer sees them."""
     parts: Counter[Part] = Counter()
     for each in events:
-        left, shift = each.unknown(observer), each.radius * (2 if each.adjacency == "replace-one" else each.coins)
+        left, shift = each.unknown(observer), each.radius * each.coins * (1 + (each.adjacency == "replace-one"))
         cap = each.releases if each.unit == "record" else min(each.max_participations, each.releases)
         others = binom(each.releases - 1, min(1.0, each.cohort_size / max(1, each.population - 1)))
         cost = float(each.releases * each.rate * (each.method == "fixed")) * float(others.sf(cap - 1))

@@ -40,6 +40,7 @@ SILO_KINDS = {
     "record": {},
     "record replaced": {"adjacency": "replace-one"},
     "person in two silos": {"max_silos": 2},
+    "person replaced in two silos": {"max_silos": 2, "adjacency": "replace-one"},
 }
 
 

@@ -191,7 +191,7 @@ def record_pairs(runs: Sequence[RunReleases], adjacency: Adjacency, releases: in
             if run.batches.rate == 1:
                 pair = SampledGaussian(PairKind.FIXED_SIZE, ratio * adjacency.radii * silos, 1.0, slack)
             elif adjacency is Adjacency.REPLACE_ONE:
-                pair = SampledGaussian(PairKind.POISSON_REPLACE_ONE, ratio, rate, slack)
+                pair = SampledGaussian(PairKind.POISSON_REPLACE_ONE, ratio, rate, slack, silos)
             else:
                 pair = SampledGaussian(PairKind.POISSON_ZERO_OUT, ratio, rate, slack, silos)
             pairs[pair] += count

@@ -150,10 +150,6 @@ def check_unit(unit: Unit, adjacency: Adjacency, sampling: CohortSampling, batch
         return
     if sampling.method is not Sampling.NONE or sampling.cohort_size != sampling.population:
         raise ConfigError(f"with the unit record every silo is asked (sampling none), got {sampling}")
-    if batches.max_silos > 1 and adjacency is Adjacency.REPLACE_ONE:
-        raise ConfigError(
-            f"a person in up to {batches.max_silos} silos is protected under add-remove or zero-out, got replace-one"
-        )
 
 
 @dataclass(frozen=True, slots=True)

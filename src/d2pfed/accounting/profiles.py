@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -112,13 +113,15 @@ class SampledGaussian:
     ratio: float  # shift over sigma; the shift is two radii for `FIXED_SIZE` unless the rate is 1, else one radius
     rate: float  # the probability that a unit is in the release
     slack: float = 0.0  # the cost of replacing the true noise by a Gaussian
-    coins: int = 1  # how many independent coins one person has, for `POISSON_ZERO_OUT`
+    coins: int = 1  # how many independent coins one person has, behind coins of records
 
     @property
     def forward(self) -> Profile:
         """The profile of the pair's first distribution against its second, rounded up."""
         if self.coins > 1:
-            return partial(several_coins_delta, ratio=self.ratio, rate=self.rate, coins=self.coins)
+            is_replaced = self.kind is PairKind.POISSON_REPLACE_ONE
+            several = several_coins_replace_delta if is_replaced else several_coins_delta
+            return partial(several, ratio=self.ratio, rate=self.rate, coins=self.coins)
         others = {
             PairKind.POISSON_REPLACE_ONE: poisson_replace_delta,
             PairKind.FIXED_SIZE_ZERO_OUT: fixed_size_zero_out_delta,
@@ -216,6 +219,11 @@ def poisson_replace_delta(epsilon: FloatArray, ratio: float, rate: float) -> Flo
 #     exp(epsilon) sum_j w_j (l_j(z) Phi(z) - Phi(z - j r)) at epsilon = -ln R(z),
 #
 # so no digits cancel, and a threshold that is a little too low, or too high, gives the profile at a smaller epsilon.
+# Against the mirrored mixture the likelihood ratio R(z) / R(-z) increases, and the profile at a threshold z is
+#
+#     sum_ij w_i w_j l_i(-z) (Phi(j r - z) - exp(e_ij) Phi(-i r - z)) / R(-z), e_ij = ln (l_j(z) / l_i(-z)):
+#
+# each term is the profile of two Gaussians (i + j) r apart at their own loss at z, so none is negative.
 
 
 def several_coins_delta(epsilon: FloatArray, ratio: float, rate: float, coins: int) -> FloatArray:
@@ -227,7 +235,9 @@ def several_coins_delta(epsilon: FloatArray, ratio: float, rate: float, coins: i
     from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load
 
     wanted = np.asarray(epsilon, np.float64)
-    z, _ = _thresholds(wanted - _LOG_ROUNDING * (1 + wanted), ratio, rate, coins)
+    z, _ = _thresholds(
+        partial(_log_ratio, ratio=ratio, rate=rate, coins=coins), wanted - _LOG_ROUNDING * (1 + wanted)
+    )
     total = np.zeros_like(wanted)
     for heads, weight in _weights(rate, coins):
         shift = heads * ratio
@@ -248,7 +258,7 @@ def several_coins_add_delta(epsilon: FloatArray, ratio: float, rate: float, coin
     none = coins * math.log1p(-rate) if rate < 1 else -math.inf  # ln w_0, which R never falls to
     least = -wanted + _LOG_ROUNDING * (1 + wanted)
     inside = least > none
-    _, z = _thresholds(np.where(inside, least, 0.0), ratio, rate, coins)
+    _, z = _thresholds(partial(_log_ratio, ratio=ratio, rate=rate, coins=coins), np.where(inside, least, 0.0))
     total = np.zeros_like(wanted)
     for heads, weight in _weights(rate, coins):
         shift = heads * ratio
@@ -260,6 +270,37 @@ def several_coins_add_delta(epsilon: FloatArray, ratio: float, rate: float, coin
         total += weight * gain
     found = (1 + relative_guard(coins * ratio)) * np.exp(np.minimum(wanted, 700.0)) * total
     return np.where(inside, np.minimum(found, 1.0), 0.0)
+
+
+def several_coins_replace_delta(epsilon: FloatArray, ratio: float, rate: float, coins: int) -> FloatArray:
+    """Return the profile of the mixture against its mirror image, rounded up.
+
+    Guarantee: dominates every two sets of vectors within the radius that a person may have in that many silos, if all
+    coins are independent. Proof: theory.md#records. Checked: test_accounting_records.py against quadrature and games.
+    """
+    from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load
+
+    wanted = np.asarray(epsilon, np.float64)
+    none = coins * math.log1p(-rate) if rate < 1 else 0.0  # ln w_0: how far below 0 a logarithm of R may be
+
+    def log_ratio(z: FloatArray) -> FloatArray:
+        return _log_ratio(z, ratio, rate, coins) - _log_ratio(-z, ratio, rate, coins)
+
+    z, _ = _thresholds(log_ratio, wanted - _LOG_ROUNDING * (1 + wanted - 2 * none))
+    total, opposite = np.zeros_like(wanted), _log_ratio(-z, ratio, rate, coins)
+    weights = [(0, (1 - rate) ** coins), *_weights(rate, coins)]
+    for (i, other), (j, own) in product(weights, weights):
+        width = (i + j) * ratio
+        scale = -i * ratio * z - (i * ratio) ** 2 / 2 - opposite  # of l_i(-z) / R(-z)
+        if other * own * width == 0.0:
+            continue
+        if width <= NARROW:
+            total += other * own * scaled_density(z - j * ratio, scale) * mills_drop(z - j * ratio, width)
+        else:
+            upper, loss = log_ndtr(j * ratio - z), width * z - (j * j - i * i) * ratio**2 / 2
+            gain = -np.expm1(np.minimum(loss + log_ndtr(-i * ratio - z) - upper, 0.0))
+            total += other * own * np.exp(scale + upper) * gain
+    return (1 + relative_guard(2 * coins * ratio)) * np.minimum(total, 1.0)
 
 
 def _weights(rate: float, coins: int) -> list[tuple[int, float]]:
@@ -278,20 +319,19 @@ def _log_ratio(z: FloatArray, ratio: float, rate: float, coins: int) -> FloatArr
     return np.asarray(np.logaddexp.reduce(terms, axis=0))
 
 
-def _thresholds(wanted: FloatArray, ratio: float, rate: float, coins: int) -> tuple[FloatArray, FloatArray]:
-    """Return outputs just below and just above the one where ln R is as wanted; -inf below where none is so low."""
-    # One term alone bounds R from below, and the largest exponent from above, so both ends enclose the root.
-    high = np.maximum(wanted - math.log(coins * rate * (1 - rate) ** (coins - 1) or rate**coins), 0) / ratio
-    high = np.maximum(high + coins * ratio, 1.0)
-    low = np.minimum(wanted, 0.0) / ratio - 1.0
-    for _ in range(64):  # ln R falls to ln w_0, perhaps slowly
-        over = _log_ratio(low, ratio, rate, coins) > wanted
-        if not over.any():
+def _thresholds(
+    log_ratio: Callable[[FloatArray], FloatArray], wanted: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return outputs just below and just above the one where an increasing log ratio is as wanted."""
+    low, high = np.full_like(wanted, -1.0), np.ones_like(wanted)
+    for _ in range(64):  # the ratio may change slowly
+        over, under = log_ratio(low) > wanted, log_ratio(high) < wanted
+        if not (over.any() or under.any()):
             break
-        low = np.where(over, 2 * low, low)
+        low, high = np.where(over, 2 * low, low), np.where(under, 2 * high, high)
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        over = _log_ratio(middle, ratio, rate, coins) > wanted
+        over = log_ratio(middle) > wanted
         low, high = np.where(over, low, middle), np.where(over, middle, high)
     return low, high
 
