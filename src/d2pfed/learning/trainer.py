@@ -27,7 +27,6 @@ from d2pfed.learning.local_training import (
 from d2pfed.learning.model import CPU, Model, Params
 from d2pfed.learning.task import Clients, Examples, StoredClients
 from d2pfed.learning.user_clients import LabeledClients, UserClients
-from d2pfed.numerics.ring import IntVector
 
 _CHUNK_BYTES = 1 << 25  # of the parameters of clients that are trained at once
 # Batch norms would see the rows that fill up a batch, and dropouts the random numbers of other clients.
@@ -77,7 +76,21 @@ class LocalTrainer:
             return
         match self._choice(params, clients):
             case TrainingMethod.COMPILED:
-                yield from (self._train_compiled(params, client, round_seed) for client in clients)
+                widths, rate = widths_of(self.model), self.local.lr * self.local.round_factor(round_seed)
+                is_adam = self.local.optimizer is Optimizer.ADAM
+                for client in clients:
+                    examples = self.clients.examples(client)
+                    inputs = examples.inputs
+                    is_plain = inputs.dtype == torch.float32 and inputs.device == CPU
+                    rows_fit = widths is not None and is_plain and inputs[0:1].numel() in (0, widths[0])
+                    if widths is None or not rows_fit or not examples.has_classes(int(widths[-1])):
+                        # Examples that do not fit the model: torch says what is wrong with them.
+                        loop = SequentialTrainer(self.model, self.clients, self.local)
+                        yield loop.train(params, examples, client, round_seed, self.model.working_copy())
+                        continue
+                    schedule = self.local.schedule(len(examples), client_generator(round_seed, client))
+                    moments = Moments(*np.zeros((2, len(params)), np.float32)) if is_adam else None
+                    yield train_dense(params, widths, examples, schedule, rate, moments)
             case TrainingMethod.LOOP:
                 yield from SequentialTrainer(self.model, self.clients, self.local)(params, clients, round_seed)
             case TrainingMethod.VMAP:
@@ -104,32 +117,13 @@ class LocalTrainer:
         seen = _SeenClients(self.clients, parts[0], self.clients.population)
         return LocalTrainer(parts[1], seen, self.local, self.method, self.by_row)
 
-    @cached_property
-    def _widths(self) -> IntVector | None:
-        return widths_of(self.model)
-
-    def _train_compiled(self, params: Params, client: int, round_seed: int) -> Params:
-        examples, widths = self.clients.examples(client), self._widths
-        inputs = examples.inputs
-        is_plain = inputs.dtype == torch.float32 and inputs.device == CPU
-        rows_fit = widths is not None and is_plain and inputs[0:1].numel() in (0, widths[0])
-        if widths is None or not rows_fit or not examples.has_classes(int(widths[-1])):
-            # Examples that do not fit the model: torch says what is wrong with them.
-            loop = SequentialTrainer(self.model, self.clients, self.local)
-            return loop.train(params, examples, client, round_seed, self.model.working_copy())
-        schedule = self.local.schedule(len(examples), client_generator(round_seed, client))
-        is_adam = self.local.optimizer is Optimizer.ADAM
-        moments = Moments(*np.zeros((2, len(params)), np.float32)) if is_adam else None
-        rate = self.local.lr * self.local.round_factor(round_seed)
-        return train_dense(params, widths, examples, schedule, rate, moments)
-
     def _choice(self, params: Params, clients: Sequence[int]) -> TrainingMethod:
         """Return the method: of a known kind of model by what was measured once and for all, else by one trial."""
         if self.method is not None:
             return self.method
         if self.local.needs_loop:
             return TrainingMethod.LOOP
-        widths = self._widths if self.model.device == CPU and self.by_row else None
+        widths = widths_of(self.model) if self.model.device == CPU and self.by_row else None
         if widths is not None and self.local.precision is None:
             sgd = self.local.optimizer is Optimizer.SGD and not self.local.momentum
             plain = self.local.is_plain and (sgd or self.local.optimizer is Optimizer.ADAM)
