@@ -67,7 +67,7 @@ class MechanismAudit:
 def audited_plan(target: PrivacyTarget, releases: int = RELEASES) -> Plan:
     """Return the plan that is attacked: the target's mechanism against the server, each client in every release."""
     if target.against != SERVER or target.initial_clip is not None:
-        raise ConfigError(f"the audit is of a fixed clip and the server, got {target.clip} and {target.against}")
+        raise ConfigError(f"a fixed clip is audited against the server, got {target.clip} and {target.against}")
     return calibrate(
         replace(
             target,
