@@ -80,9 +80,9 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SerialBackend:
-    """This process."""
+    """This process; a client without an update was lost."""
 
-    local_training: TrainClients
+    local_training: Callable[[FloatVector, Sequence[int], int], Iterator[FloatVector | None]]
 
     def train(self, params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector | None]:
         """Yield the updates of these clients, in their order."""
@@ -90,7 +90,8 @@ class SerialBackend:
 
     def encode(self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int) -> PartialSums:
         """Encode on this thread and another, each adding up its part."""
-        updates = zip(clients, self.local_training(params, clients, seed), strict=True)
+        found = zip(clients, self.local_training(params, clients, seed), strict=True)
+        updates = ((client, update) for client, update in found if update is not None)
         together = max(2, _TOGETHER_BYTES // (4 * encoder.session.dimension))
         with ThreadPoolExecutor(1) as pool:
             while pairs := tuple(islice(updates, together)):
