@@ -99,10 +99,7 @@ def surrogate(noise: DiscreteGaussianSum, releases: int) -> Surrogate | None:
         return None
     for _ in range(50):
         middle = (low + high) / 2
-        if smoothing_gap(width, middle) <= target:
-            high = middle
-        else:
-            low = middle
+        low, high = (low, middle) if smoothing_gap(width, middle) <= target else (middle, high)
     slack = noise.dimension * (gap + smoothing_gap(width, high))
     return Surrogate(math.sqrt(width * width - high * high), slack) if math.isfinite(slack) else None
 

@@ -89,10 +89,7 @@ def gaussian_epsilon(delta: float, ratio: float) -> float:
         return 0.0
     while high - low > _RELATIVE_GUARD * high:
         middle = (low + high) / 2
-        if gaussian_delta(middle, ratio) > wanted:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if gaussian_delta(middle, ratio) > wanted else (low, middle)
     return high
 
 
