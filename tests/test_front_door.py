@@ -147,7 +147,7 @@ def test_an_audit_of_another_module_or_other_clients_is_refused(run):
         "was over other data: 40 clients" in run("audit membership runs/a --task mine:fewer --model mine:net")[2]
     )
     assert (
-        "is not the one that the run has"
+        "is not the one that the run trained"
         in run("audit membership runs/a --task mine:clients --model mine:other")[2]
     )
 
