@@ -11,31 +11,34 @@ from benchmarks.mean import CURVE, DELTA, LONGEST_MEAN
 RESULTS = record.RESULTS / "mean.json"
 _HEAD = """# The error of a private mean
 
-How far is a private mean from the true one, for how many bits? Each of n clients holds a vector of d numbers with
-random signs and length 1. The table and the plot show the mean squared error divided by that of a trusted server
-that adds Gaussian noise at the same epsilon: 1 means that distributing trust costs nothing. The guarantee holds
-against the server, for replace-one neighbors and delta {delta:g}; all clients answer, and none colludes. The ring
-is chosen for means of length up to {longest:g}.
+How much less accurate than a trusted server's is a private mean, and with how many bits? Each of n clients holds a
+vector of d numbers with random signs and length 1. The page shows the mean squared error divided by that of a trusted
+server that adds Gaussian noise at the same epsilon; at 1, distributing trust costs nothing. The guarantee holds
+against the server, for replace-one neighbors and delta {delta:g}. All clients answer and none colludes. The ring holds
+means of length up to {longest:g}.
 
 ![Error against bits](img/mean.png)
 
-*n = {clients:,}, d = {dimension}: error against bits per coordinate. A mechanism is missing where so few bits
-cannot hold its sum.*
-
-The literature states its results for these figures in words. Kairouz, Liu and Steinke (2021) report that the
-distributed discrete Gaussian (`ddgauss`) essentially matches central privacy with less than 16 bits per value;
-Agarwal, Kairouz and Liu (2021) report the accuracy of the continuous Gaussian for `skellam`, at low precision as
-well. Chen, Choquette-Choo, Kairouz and Suresh (2022) prove that about min(n² ε², d) bits per client suffice and are
-necessary, up to logarithms, and train with 1.2 bits per parameter by sparse random projections; the rows `1/4` and
-`1/16` are our fold, which sends that share of the coordinates. The Poisson binomial mechanism (Chen, Özgür and
-Kairouz 2022) is not measured: its accounting is not part of this project.
+*Error by bits per coordinate, n = {clients:,}, d = {dimension}. A mechanism is missing where the bits cannot hold its
+sum.*
 
 ## Sizes
 
-Error over a trusted server's, with bits per coordinate in brackets. Each number averages at least {least:,} squared
-errors, so its relative standard error is at most {spread:.0%}. An empty cell: the mechanism cannot keep the target
-there.
+Each cell is the ratio of errors, with bits per coordinate in brackets. It averages at least {least:,} squared errors,
+so its relative standard error is at most {spread:.0%}. It is empty where the mechanism cannot meet the target. `1/4`
+and `1/16` send that share of the coordinates, by our fold.
 
+"""
+
+_PUBLISHED = """
+## What others report
+
+- Kairouz, Liu and Steinke (2021): `ddgauss` essentially matches central privacy with less than 16 bits per value.
+- Agarwal, Kairouz and Liu (2021): `skellam` has the accuracy of the continuous Gaussian, at low precision as well.
+- Chen, Choquette-Choo, Kairouz and Suresh (2022): about min(n² ε², d) bits per client suffice and are necessary, up to
+  logarithms; sparse random projections train with 1.2 bits per parameter.
+- Chen, Özgür and Kairouz (2022): the Poisson binomial mechanism, which this project does not account and so does not
+  measure.
 """
 
 
@@ -55,7 +58,7 @@ def write(docs: Path, results: Path = RESULTS) -> Iterator[Path]:
         least=least,
         spread=(2 / least) ** 0.5,
     )
-    made = f"\nMade by `scripts/bench mean` ({record.line(found)}).\n"
+    made = f"{_PUBLISHED}\nMade by `scripts/bench mean` ({record.line(found)}).\n"
     page, plot = docs / "mean.md", docs / "img" / "mean.png"
     page.write_text(head + "\n".join(_table(grid)) + "\n" + made)
     yield page

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -17,9 +18,9 @@ _HEAD = """# Performance
 
 <!-- Made by `scripts/bench page` of benchmarks/results; edits are lost. -->
 
-This page compares the costs of d2pfed with peers and with the limits of the machine, in one run of `scripts/bench all`.
-`scripts/bench all --busy` repeats it while two processes keep two cores busy: the columns named *busy*. Compare
-ratios; seconds are those of one machine. `benchmarks/results` has every row.
+This page shows what d2pfed costs in time and bytes, compared with peers. `scripts/bench all` measured every section
+that names no other command; *busy* repeats it with both cores busy (`--busy`). Compare ratios: seconds are those of
+one machine. A tick marks a goal that is met.
 """
 
 
@@ -54,7 +55,6 @@ def markdown(
         _protocols(protocols),
         _models(models),
         _tightening(bounds),
-        _durations(idle, busy),
     )
     parts = (_HEAD, _machines(idle, busy), *sections)
     return "\n".join(part for part in parts if part)
@@ -77,17 +77,28 @@ def _goals(idle: Row, busy: Row) -> str:
     body = []
     for row in _rows(idle, "goals"):
         other = others.get(row["what"], {})
-        what = "; ".join(part for part in (row["what"], row["error"] or row["note"]) if part)
+        what = "; ".join(part for part in (row["what"], row["error"]) if part)
         goal = _number(row["goal"]) + (", missed" if row["met"] is False else "")
         cells = (_number(row["seconds"]), goal, _number(row.get("limit")), _number(other.get("seconds")))
-        what = what.replace("processor seconds", "processor").replace(", complete", "")
-        body.append((what, *cells))
+        body.append((_short(what), *cells))
     head = ("what", "seconds", "goal", "limit", "busy")
     about = (
-        "Wall-clock seconds, or processor seconds where a row says so. The limit is the least that the machine needs: "
-        "for training the floating-point operations of the trained layers, for the protocol X25519 alone."
+        "Wall-clock seconds; processor seconds for `client`, `server` and `ledger`. Sizes are clients x coordinates. "
+        "In rows *assumed* and *signed*, 10 % drop out. The limit counts training's operations, or X25519."
     )
     return _section("Goals", about, head, body, _failure(idle, "goals"))
+
+
+def _short(what: str) -> str:
+    """Return what a row of the goals measures, without what the section says for all of them."""
+    what = what.replace(", processor seconds", "").replace(", complete", "").replace(", 10 % lost", "")
+    what = re.sub(r"([\d,]+ clients), ([\d,]+) coordinates", r"\1 x \2", what)
+    what = what.replace("round with all messages", "protocol round").replace("clients in two processes", "two")
+    what = what.replace(
+        "first command after the install: cold compilation, seconds more", "first command: compilation"
+    )
+    what = what.replace("MiB that all processes grow by from round 100 on", "MiB of growth from round 100")
+    return what.replace("ledger of ", "ledger, ").replace(" releases", "").replace("one client", "client")
 
 
 def _arithmetic(idle: Row, busy: Row) -> str:
@@ -102,37 +113,45 @@ def _arithmetic(idle: Row, busy: Row) -> str:
     missed = {(row["what"], row["peer"]) for row in rows if row["met"] is False}
     body = [
         (
-            *(row["what"], _number(row["rate"] / 1e6), _number(threads.get(row["what"])), row["peer"]),
+            *(row["what"], _number(row["rate"] / 1e6), _number(threads.get(row["what"])), _peer(row)),
             *(_number(row["ratio"]), _number(others.get(key(row), {}).get("ratio"))),
-            row["peer_error"] or ("no" if (row["what"], row["peer"]) in missed else _met(row)),
+            row["peer_error"] or ("missed" if (row["what"], row["peer"]) in missed else _met(row)),
         )
         for row in shown
         if row["threads"] == 1 and (row["goal"] is not None or row["what"] not in aimed)
     ]
-    head = ("what", "M/s", "two threads", "peer", "ratio", "busy", "goal met")
+    head = ("what", "M/s", "speedup", "peer", "ratio", "busy", "goal")
     about = (
-        f"Millions of coordinates per second in one thread, for {largest:,} coordinates; the speedup by two threads; "
-        "and our rate over the peer's or the limit's. A goal is met if it is met for all sizes."
+        f"Millions of {largest:,} coordinates per second in one thread; the speedup by a second; our rate over the "
+        "peer's. A goal must be met for all sizes."
     )
     return _section("Arithmetic", about, head, body, _failure(idle, "arithmetic"))
 
 
 def _secagg(idle: Row, busy: Row) -> str:
     others = iter(_rows(busy, "secagg"))
-    body = []
+    body: list[tuple[str, ...]] = []
+    scales = set()  # each is measured without signatures, then with them
     for row in _rows(idle, "secagg"):
         other: Row = next(others, {})
+        scale = (row["implementation"], row["clients"], row["dimension"], row["dropouts"])
+        is_signed = scale in scales
+        scales.add(scale)
+        if is_signed and row["implementation"] == "flower":
+            continue  # it has no signatures
         sizes = (f"{row[name]:,}" for name in ("clients", "dimension", "dropouts"))
         costs = (_number(row[name]) for name in ("client_seconds", "server_seconds", "round_seconds"))
         sent = "" if row["upload_bytes"] is None else f"{row['upload_bytes']:,}"
-        body.append(
-            (row["implementation"], *sizes, *costs, _number(other.get("round_seconds")), sent, row["error"])
-        )
+        name = f"{row['implementation']}, signed" if is_signed else row["implementation"]
+        body.append((name, *sizes, *costs, _number(other.get("round_seconds")), sent, row["error"]))
     head = (
         *("implementation", "clients", "coordinates", "lost", "client", "server", "round", "round, busy"),
         *("bytes sent", "note"),
     )
-    about = "Processor seconds of one client and of the server, wall-clock seconds of a whole round."
+    about = (
+        "Pair masks: processor seconds of one client and of the server, wall-clock seconds of a round. Rows of 20 "
+        "clients are signed, too."
+    )
     return _section("Secure aggregation", about, head, body, _failure(idle, "secagg"))
 
 
@@ -140,29 +159,28 @@ def _protocols(found: Row) -> str:
     if not (rows := _rows(found, "protocols")):
         return ""
     columns = ("client_up", "client_down", "client_seconds", "member_up", "member_down", "member_seconds")
-    body = [
-        (
-            "; ".join(part for part in (row["protocol"], row["note"]) if part),
-            *(f"{row[name]:,}" for name in ("clients", "dimension", "dropouts")),
-            *(_number(row[name]) for name in (*columns, "server_seconds")),
-        )
-        for row in rows
-        if row["dropouts"] and row["dimension"] >= 100_000
-    ]
+    body = []
+    for row in rows:
+        if row["dropouts"] and row["dimension"] >= 100_000:
+            committee = re.search(r"committee of (\d+)", row["note"])
+            scaled = " (scaled)" if "scaled" in row["note"] else ""
+            sizes = (f"{row[name]:,}" for name in ("clients", "dimension", "dropouts"))
+            costs = (_number(row[name]) for name in (*columns, "server_seconds"))
+            body.append((row["protocol"] + scaled, *sizes, committee.group(1) if committee else "", *costs))
     head = (
-        *("protocol", "clients", "coordinates", "lost", "client sends", "receives", "seconds"),
+        *("protocol", "clients", "coordinates", "lost", "committee", "client sends", "receives", "seconds"),
         *("member sends", "receives", "seconds", "server seconds"),
     )
     about = (
-        f"`scripts/bench secagg`: signed rounds with dropouts, bytes without the model, processor seconds; rings of "
-        f"{rows[0]['bits']} bits, Flower's of 64. A committee member's figures are added to those of a client.\n\n"
-        f"{_machine(found)}"
+        f"`scripts/bench secagg`: bytes without the model, processor seconds, rings of {rows[0]['bits']} bits "
+        "(Flower's 64, unsigned). Short rounds are medians of three; *scaled* rows follow from smaller ones. A "
+        f"committee member is also a client.\n\n{_machine(found)}"
     )
     held = [
-        (goal["what"], _number(goal["value"]), _number(goal["limit"]), _met(goal))
+        (goal["what"].partition(" (")[0], _number(goal["value"]), _number(goal["limit"]), _met(goal))
         for goal in found["benchmarks"]["protocols"]["goals"]
     ]
-    goals = "\n".join(("", *_lines(("goal", "measured", "at most", "met"), held), ""))
+    goals = "\n".join(("", *_lines(("ratio", "measured", "at most", ""), held), ""))
     return _section("Secure aggregation by protocol", about, head, body) + goals
 
 
@@ -171,18 +189,41 @@ def _training(idle: Row, busy: Row) -> str:
         return row["what"], row["dimension"], row["peer"]
 
     others = {key(row): row for row in _rows(busy, "training")}
-    body = [
-        (
-            *(row["what"], f"{row['clients']:,}", f"{row['dimension']:,}", _number(row["seconds"]), row["peer"]),
-            *(_number(row["peer_seconds"]), _number(row["ratio"])),
-            *(_number(others.get(key(row), {}).get("ratio")), row["peer_error"] or _met(row)),
-        )
-        for row in _rows(idle, "training")
-    ]
-    head = ("what", "clients", "parameters", "seconds", "peer", "its", "ratio", "busy", "goal met")
+    found: dict[tuple[object, ...], dict[bool, Row]] = {}
+    for row in _rows(idle, "training"):
+        is_private = row["what"].startswith("private")
+        pair = (_peer(row), row["dimension"], is_private and "protocol" in row["what"])
+        found.setdefault(pair, {})[is_private] = row
+    body = []
+    for (peer, dimension, messages), rows in found.items():
+        (row, *_) = rows.values()
+        cells = [
+            f"{peer}; all messages" if messages else str(peer),
+            f"{dimension:,}",
+            _number(row["peer_seconds"]),
+        ]
+        for ours in (rows.get(False), rows.get(True)):
+            other = others.get(key(ours), {}) if ours else {}
+            numbers = (ours["seconds"], ours["ratio"], other.get("ratio")) if ours else (None, None, None)
+            cells += map(_number, numbers)
+        verdicts = {row["met"] for row in rows.values()}
+        goal = _met({"met": False if False in verdicts else True in verdicts or None})
+        body.append((*cells, row["peer_error"] or goal))
+    head = (
+        "peer",
+        "parameters",
+        "its",
+        "not private",
+        "ratio",
+        "busy",
+        "private",
+        "ratio",
+        "busy",
+        "goal",
+    )
     about = (
-        "Wall-clock seconds of a round in one process; the ratio is the peer's seconds over ours. The first rows are "
-        "3 epochs of 80 digits, the others one epoch of 100, in steps of 10."
+        "Seconds of a round of 100 clients in one process; ratios are the peer's over ours. A client trains one epoch "
+        "of 100 digits; at 19,354 parameters, three of 80."
     )
     return _section("Training", about, head, body, _failure(idle, "training"))
 
@@ -196,8 +237,8 @@ def _engines(idle: Row, busy: Row) -> str:
         )
         for row in _rows(idle, "engines")
     ]
-    head = ("backend", "clients", "start and first round", "round", "round, busy", "note")
-    about = "A private round of `mlp`, 51,370 parameters, 3 epochs of 80 digits, in wall-clock seconds."
+    head = ("backend", "clients", "first round", "round", "busy", "note")
+    about = "A private round of `mlp`, 51,370 parameters, 3 epochs of 80 digits; the first with the start."
     return _section("Backends of the simulation", about, head, body, _failure(idle, "engines"))
 
 
@@ -210,8 +251,8 @@ def _silos(idle: Row, busy: Row) -> str:
         )
         for row in _rows(idle, "silos")
     ]
-    head = ("what", "parameters", "milliseconds", "over DP-SGD", "over DP-SGD, busy", "goal met")
-    about = "A round with privacy of a record over 20 silos, compared with Opacus on the pooled records."
+    head = ("what", "parameters", "milliseconds", "over DP-SGD", "busy", "goal")
+    about = "A round by record over 20 silos, compared with Opacus on pooled records."
     return _section("Silos", about, head, body, _failure(idle, "silos"))
 
 
@@ -227,19 +268,19 @@ def _models(found: Row) -> str:
     ours = [row for row in rows if row["goal"] is not None]
     linear = sorted((row for row in ours if row["what"].startswith("Linear")), key=lambda row: row["ratio"])
     chosen = {"median": linear[len(linear) // 2], "worst": linear[-1]} if linear else {}
-    named = [(f"{row['what']}, the {name} of {len(linear)} widths", row) for name, row in chosen.items()]
-    named += [(row["what"], row) for row in ours if row not in linear]
+    named = [(f"{row['what'].partition(':')[0]}, {name} of {len(linear)}", row) for name, row in chosen.items()]
+    named += [(row["what"].partition(":")[0], row) for row in ours if row not in linear]
     records = [
         (name, *(_number(row[key]) for key in ("dimension", "ratio", "processor_ratio")), _met(row))
         for name, row in named
     ]
     about = (
-        "`scripts/bench models`: seconds of a round of 50 clients with 40 examples each, compared with a torch loop in "
-        "one thread; and a round by record compared with Opacus on pooled records, the run's directory in memory: on a "
-        f"disk each round waits for five more syncs.\n\n{_machine(found)}"
+        "`scripts/bench models`: seconds of a round of 50 clients with 40 examples each, and of a torch loop in one "
+        "thread; then a round by record over 20 silos, as a multiple of Opacus' DP-SGD. Its run directory is in "
+        f"memory: on a disk, a round waits for five more syncs.\n\n{_machine(found)}"
     )
-    head = ("network", "parameters", "loop", "in the clear", "times as fast", "private", "times as fast")
-    beside = _lines(("by record", "parameters", "over DP-SGD", "over DP-SGD, processor", "goal met"), records)
+    head = ("network", "parameters", "loop", "not private", "speedup", "private", "speedup")
+    beside = _lines(("by record", "parameters", "over DP-SGD", "processor", "goal"), records)
     return _section("Networks", about, head, networks.values()) + "\n".join(("", *beside, ""))
 
 
@@ -247,15 +288,23 @@ def _tightening(found: Row) -> str:
     if not (rows := _rows(found, "tightening")):
         return ""
     about = (
-        "`scripts/bench tightening`: epsilon by the bound that was used before, by today's, and a lower bound on what "
-        "is true, at delta = population^-1.1. Lower bounds: data sets with all others at zero or at the opposite "
-        "vector; one Gaussian of the same squared ratios; the product of two plans."
+        "`scripts/bench tightening`: epsilon by the earlier bound / by today's / a lower bound on the truth, at delta "
+        "population^-1.1. Lower bounds: all others at zero or at the opposite vector; one Gaussian of the same squared "
+        "ratios; the product of two plans."
     )
-    body = [
-        (row["bound"], f"{row['population']:,}", *map(_number, (row["before"], row["after"], row["lower"])))
+    cells = {
+        (row["bound"], row["population"], row["epsilon"]): " / ".join(
+            _number(row[name]) for name in ("before", "after", "lower")
+        )
         for row in rows
+    }
+    levels = sorted({epsilon for _, _, epsilon in cells})
+    body = [
+        (bound, f"{size:,}", *(cells.get((bound, size, epsilon), "") for epsilon in levels))
+        for bound, size in dict.fromkeys(key[:2] for key in cells)
     ]
-    return _section("Bounds on epsilon", about, ("bound", "population", "before", "after", "lower"), body)
+    head = ("bound", "population", *(f"epsilon {epsilon:g}" for epsilon in levels))
+    return _section("Bounds on epsilon", about, head, body)
 
 
 def _deployment(idle: Row, _busy: Row) -> str:
@@ -263,15 +312,17 @@ def _deployment(idle: Row, _busy: Row) -> str:
     body = [
         (
             *(row["what"], row["executor"], str(row["clients"]), str(row["rounds"]), _number(row["seconds"])),
-            row["error"] or deployment.in_words(row["stages"]),
+            row["error"],
         )
         for row in rows
     ]
-    head = ("what", "executor", "clients", "rounds", "seconds", "of which")
-    about = "Median wall-clock seconds of a round over Flower with TLS, all nodes on this machine."
+    head = ("what", "executor", "clients", "rounds", "seconds", "note")
+    about = "Median seconds of a round over Flower with TLS, all nodes on this machine."
     found = deployment.goals([deployment.DeploymentRow(**row) for row in rows])
-    met = [(goal.what, _number(goal.value), _number(goal.limit), _met({"met": goal.met})) for goal in found]
-    goals = "\n".join(("", *_lines(("goal", "measured", "at most", "met"), met), ""))
+    missed = [
+        f"{goal.what} is {_number(goal.value)}, at most {_number(goal.limit)}" for goal in found if not goal.met
+    ]
+    goals = f"\nGoals met: {len(found) - len(missed)} of {len(found)}. {'; '.join(missed)}".rstrip() + "\n"
     return _section("Deployment", about, head, body, _failure(idle, "deployment")) + (goals if rows else "")
 
 
@@ -284,18 +335,9 @@ def _growth(idle: Row, busy: Row) -> str:
         sizes = f"{first['size']:,} to {last['size']:,} {across}"
         seconds = (_number(first["seconds"]), _number(last["seconds"]))
         body.append((what, sizes, *seconds, _number(others.get((what, last["size"]))), f"{slope:.2f}"))
-    head = ("what", "from, to", "seconds at first", "at last", "at last, busy", "exponent")
-    about = f"The exponent is the slope on logarithmic axes: 1 is linear.\n\n![How cost grows]({PLOT.as_posix()})"
+    head = ("what", "from, to", "first", "last", "busy", "exponent")
+    about = f"Seconds; an exponent of 1 is linear.\n\n![How cost grows]({PLOT.as_posix()})"
     return _section("Growth", about, head, body, _failure(idle, "growth"))
-
-
-def _durations(idle: Row, busy: Row) -> str:
-    others = busy["benchmarks"] if busy else {}
-    parts = [
-        f"{name} {found['seconds']:.0f}" + (f" (busy {others[name]['seconds']:.0f})" if name in others else "")
-        for name, found in idle["benchmarks"].items()
-    ]
-    return f"Seconds that each part takes: {', '.join(parts)}.\n"
 
 
 _SECTIONS = (_goals, _arithmetic, _secagg, _training, _engines, _silos, _deployment, _growth)
@@ -303,6 +345,12 @@ _SECTIONS = (_goals, _arithmetic, _secagg, _training, _engines, _silos, _deploym
 
 def _failure(results: Row, part: str) -> str:
     return str(results["benchmarks"].get(part, {}).get("error", ""))
+
+
+def _peer(row: Row) -> str:
+    """Return the peer's name, in few words."""
+    peer = str(row["peer"]).replace(" of the vector", "").replace("the same without privacy", "not private")
+    return peer.replace("its default", "default")
 
 
 def _section(title: str, about: str, head: Sequence[str], body: Iterable[Sequence[str]], failed: str = "") -> str:
@@ -344,4 +392,4 @@ def _number(value: float | None) -> str:
 
 
 def _met(row: Row) -> str:
-    return {None: "", True: "yes", False: "no"}[row["met"]]
+    return {None: "", True: "✓", False: "missed"}[row["met"]]

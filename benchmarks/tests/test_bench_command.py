@@ -139,7 +139,7 @@ def test_the_page_is_made_of_both_results(monkeypatch, capsys, tmp_path):
     assert bench(monkeypatch, capsys, *words)[0] == 0
     page = (tmp_path / "docs" / "performance.md").read_text()
     assert "| a round | 0.4 | 0.5 | 0.25 | 0.6 |" in page
-    assert "| pack | 2 | numpy | 2 | 2 | yes |" in page
+    assert "| pack | 2 | numpy | 2 | 2 | ✓ |" in page
     assert "This part failed: lost" in page
     assert "| a | 10 to 20 clients | 40 | 160 | 240 | 2.00 |" in page
     assert "## Deployment" not in page

@@ -13,7 +13,13 @@ class D2PFedError(Exception):
 
 
 class ConfigError(D2PFedError, ValueError):
-    """A setting or an input cannot be used: the text names the rule and the value that breaks it."""
+    """A setting or an input cannot be used: the text names the rule and the value that breaks it.
+
+    Example:
+        >>> PrivacyTarget(epsilon=-1.0)
+        Traceback (most recent call last):
+        d2pfed.errors.ConfigError: epsilon must be positive and finite, got -1.0
+    """
 
 
 class DamagedFile(D2PFedError):  # noqa: N818 - the name of the event, not of a defect

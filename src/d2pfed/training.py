@@ -72,7 +72,12 @@ class SecondMoment(StrEnum):
 @documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptimizer:
-    """How the server moves the model by a round's mean: FedAvg with momentum, Adam or Yogi, decay and averaging."""
+    """How the server moves the model by a round's mean: FedAvg with momentum, Adam or Yogi, decay and averaging.
+
+    Example:
+        >>> ServerOptimizer(lr=2.0, momentum=0.7).momentum
+        0.7
+    """
 
     lr: float = setting(1.0, "The server's learning rate.", TRAINING)
     momentum: float = setting(0.0, "The server's momentum.", TRAINING)
@@ -168,6 +173,15 @@ def train(
         step: how a round's mean moves the parameters.
         rounds: how many rounds there are in all, those of `state` included.
         aggregate: makes one round's mean from the state.
+
+    Example:
+        >>> import numpy as np
+        >>> from d2pfed.round import Outcome
+        >>> step = ServerOptimizer(lr=0.5)
+        >>> start = step.start(np.zeros(2, np.float32))
+        >>> rounds = train(start, step, 3, lambda state: Outcome(1 - state.params, attempt=0, survivors=10))
+        >>> [each.state.params.tolist() for each in rounds]
+        [[0.5, 0.5], [0.75, 0.75], [0.875, 0.875]]
     """
     check_arguments(train, locals())
     while state.rounds < rounds:

@@ -33,6 +33,10 @@ class Adjacency(Choice):
         REPLACE_ONE: its vector is any other allowed vector: distance 2 radii.
         ZERO_OUT: its vector is zero: distance 1 radius.
         ADD_REMOVE: a record is there or not: 1 radius. For records only, as their noise is their silo's.
+
+    Example:
+        >>> Adjacency("replace-one").radii
+        2
     """
 
     REPLACE_ONE = "replace-one"
@@ -52,6 +56,10 @@ class Sampling(Choice):
         FIXED: a fresh uniform subset of known size in each round.
         ONCE: a random partition: each client is in one round, and the models do not tell in which.
         NONE: the cohort is known or was not drawn at random; nothing is amplified.
+
+    Example:
+        >>> [each.value for each in Sampling]
+        ['fixed', 'once', 'none']
     """
 
     FIXED = "fixed"
@@ -67,6 +75,10 @@ class CohortSampling:
         method: the sampling method.
         population: the public number of clients.
         cohort_size: the number of clients in a cohort.
+
+    Example:
+        >>> CohortSampling(Sampling.ONCE, 10_000, 500).method.value
+        'once'
     """
 
     method: Sampling
@@ -112,6 +124,12 @@ class Release:
         noise: the noise in the sum.
         participants: the clients whose vectors are in the sum, increasing; empty in a plan, where nobody is known.
         batches: how records were drawn inside each silo, where the unit is a record; else None.
+
+    Example:
+        >>> target = PrivacyTarget(dimension=1000, population=10_000, cohort_size=500, rounds=10, epsilon=2.0)
+        >>> release = calibrate(target).release("run", 0, 0, (), 500)
+        >>> release.sampling.cohort_size
+        500
     """
 
     run: str

@@ -55,6 +55,10 @@ class Observer:
     Attributes:
         view: released, server, client, colluding or alone.
         colluders: how many clients collude with the server; 0 in all other views.
+
+    Example:
+        >>> str(SERVER), str(colluding(3)), colluding(3).colluders
+        ('server', 'colluding(3)', 3)
     """
 
     view: View
@@ -77,6 +81,10 @@ def colluding(colluders: int) -> Observer:
 
     Args:
         colluders: how many clients tell the server all they know.
+
+    Example:
+        >>> str(colluding(3))
+        'colluding(3)'
     """
     return Observer(View.COLLUDING, colluders)
 
@@ -106,6 +114,12 @@ class Guarantee:
         max_participations: the cap on one client's participations in a run that was assumed.
         accountant: how the cost was composed.
         reason: why epsilon is infinite; else empty.
+
+    Example:
+        >>> target = PrivacyTarget(dimension=1000, population=10_000, cohort_size=500, rounds=10, epsilon=2.0)
+        >>> (released, *_) = describe(target, calibrate(target)).guarantees
+        >>> released.unit.value, released.adjacency.value, released.epsilon <= 2
+        ('client', 'replace-one', True)
     """
 
     epsilon: float
@@ -132,6 +146,13 @@ def account(
 
     Guarantee: (epsilon, delta)-privacy of each unit under the stated adjacency; errs upwards only.
     Proof: theory.md#observers. Checked: test_accounting_observers.py, test_accounting_oracle.py.
+
+    Example:
+        >>> target = PrivacyTarget(dimension=1000, population=10_000, cohort_size=500, rounds=10, epsilon=2.0)
+        >>> plan = calibrate(target)
+        >>> releases = [plan.release("", at, 0, (), plan.quorum) for at in range(plan.max_attempts)]
+        >>> account(releases, RELEASED, delta=plan.delta, max_participations=plan.max_participations).epsilon <= 2
+        True
     """
     check_arguments(account, locals())
     return _account(tuple(releases), observer, delta, max_participations, FINE)

@@ -66,8 +66,16 @@ def certify(
         key: the file of the private Ed25519 key, 32 bytes; None: this user's. Made if there is none.
         output: the directory to write to; None: the run's, or the ledger's.
 
+    Returns:
+        Where the three files and the key are.
+
     Guarantee: what is stated is checked from the ledger's rows first; nothing of it tells who took part in an attempt.
     Checked: test_certify.py.
+
+    Example:
+        >>> result = fit("logistic", "digits", population=60, rounds=2, cohort_size=20, privacy={"epsilon": 50.0})
+        >>> certify(result.directory, key="signer.key").certificate.name
+        'certificate.json'
     """
     check_arguments(certify, locals())
     run = Path(run)

@@ -95,6 +95,9 @@ def fit(
             partition, data.
         unknown: Refused, with the place of parameters that have moved.
 
+    Returns:
+        A `FitResult`: the trained module, its metrics, and one guarantee per observer.
+
     Raises:
         ConfigError: if an argument cannot be used, before anything is charged.
         BudgetExceeded: if the ledger does not allow the run.

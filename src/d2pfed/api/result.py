@@ -38,6 +38,11 @@ class FitResult:
         plan_summary: Noise, bits and warnings of the plan; None in the clear.
         notes: What was chosen on the user's behalf, one line each.
         personal: From a client to the module with the layers that it keeps; None where clients keep none.
+
+    Example:
+        >>> result = fit("logistic", "digits", population=60, rounds=2, cohort_size=20, privacy=None)
+        >>> len(result.history), sorted(result.test_metrics)
+        (2, ['accuracy', 'loss'])
     """
 
     module: Module

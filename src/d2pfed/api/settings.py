@@ -64,6 +64,10 @@ class Training:
 
     An optimizer may be a function of parameters, such as `torch.optim.NAdam`: one that takes `lr` gets that of `fit`,
     another has its own. A schedule may be a function from the share of rounds or steps that is done to a factor.
+
+    Example:
+        >>> str(Training(optimizer="adam", trainable="head.*").optimizer)
+        'adam'
     """
 
     optimizer: learning.Optimizer | learning.MakeOptimizer = field(
@@ -124,6 +128,10 @@ class EarlyStop:
 
     The guarantee of the whole plan holds wherever the run ends. A lower one may be stated only at numbers of attempts
     that were fixed beforehand: `milestones`, at which alone the run then stops; they share delta.
+
+    Example:
+        >>> EarlyStop(metric="accuracy", mode="max", milestones=(25, 50)).patience
+        5
     """
 
     metric: str = setting("loss", "The validation metric that is watched.", RUN)
@@ -180,6 +188,10 @@ class RunOptions:
     `dropouts`: the fraction of clients that is lost before each exchange of a simulated round; `callbacks`: functions
     that are called after each round with its record and a function that returns the current module. One that returns
     False interrupts the run, which `resume` carries on.
+
+    Example:
+        >>> RunOptions(name="trial-1", ledger="clients.sqlite", evaluate_every=5).name
+        'trial-1'
     """
 
     name: str | None = setting(

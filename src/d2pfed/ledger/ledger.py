@@ -44,6 +44,11 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
     Each opening starts an epoch. An attempt belongs to the epoch that reserved it: after a crash it can be neither
     committed nor void; it stays charged, and the round goes on with `next_attempt`. After an error in writing, nobody
     knows whether the row is on the disk: the ledger closes itself, and only a new opening tells.
+
+    Example:
+        >>> with Ledger.create("clients.sqlite", Budget(2.0, 1e-5, SERVER)) as ledger:
+        ...     ledger.spent(), ledger.runs()
+        (0.0, ())
     """
 
     def __init__(self, path: Path, meter: Meter, lock: int) -> None:
@@ -237,6 +242,11 @@ def verify(path: Path | str, meter: Meter = charge_plans) -> Verification:
 
     Raises:
         LedgerError: if a row is wrong.
+
+    Example:
+        >>> Ledger.create("verified.sqlite", Budget(2.0, 1e-5, SERVER)).close()
+        >>> verify("verified.sqlite").committed
+        0
     """
     check_arguments(verify, locals())
     with closing(Store.read(Path(path))) as store:

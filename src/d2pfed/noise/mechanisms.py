@@ -233,6 +233,10 @@ class MechanismName(Choice):
         DDGAUSS: rounding, then an independent discrete Gaussian of each client.
         SKELLAM: rounding, then an independent Skellam variable of each client.
         BINOMIAL: cpSGD's: rounding, then a centered binomial of each client.
+
+    Example:
+        >>> [each.value for each in MechanismName]
+        ['centered', 'shared', 'ddgauss', 'skellam', 'binomial']
     """
 
     kind: type[Mechanism]  # by whose name plans spell it

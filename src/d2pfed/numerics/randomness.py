@@ -82,6 +82,11 @@ class Entropy:
     Attributes:
         key: the node's secret.
         is_replayed: whether it follows from a known seed, and so protects nobody.
+
+    Example:
+        >>> root = Entropy.replay(b"test")
+        >>> root.child("noise") == root.child("noise"), root.child("noise").is_replayed
+        (True, True)
     """
 
     key: bytes = field(repr=False)

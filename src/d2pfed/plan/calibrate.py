@@ -49,6 +49,12 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None, *, count_f
 
     Raises:
         ConfigError: if no noise and no number of bits meets the target.
+
+    Example:
+        >>> target = PrivacyTarget(dimension=1000, population=10_000, cohort_size=500, rounds=10, epsilon=2.0)
+        >>> plan = calibrate(target)
+        >>> plan.quorum, plan.max_attempts
+        (500, 11)
     """
     check_arguments(calibrate, locals())
     if target.missing:

@@ -55,6 +55,13 @@ class PlanSummary:
         why_protocol: how vectors are added up, and what that rests on.
         why_colluders: why this number of colluders is planned for.
         warnings: what to know before such a run, and what would help.
+
+    Example:
+        >>> target = PrivacyTarget(dimension=1000, population=10_000, cohort_size=500, rounds=10, epsilon=2.0)
+        >>> plan = calibrate(target)
+        >>> summary = describe(target, plan)
+        >>> summary.noise_to_clip < 2 and not summary.warnings
+        True
     """
 
     noise_multiplier: float
@@ -92,6 +99,12 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
     Args:
         target: the privacy target that was calibrated.
         plan: what `calibrate` made of it.
+
+    Example:
+        >>> target = PrivacyTarget(dimension=1000, population=10_000, cohort_size=500, rounds=10, epsilon=2.0)
+        >>> plan = calibrate(target)
+        >>> [str(each.observer) for each in describe(target, plan).guarantees]
+        ['released', 'server', 'client', 'alone']
     """
     check_arguments(describe, locals())
     # 1 where the clip adapts or clients are weighted, as all is in units of it.

@@ -90,6 +90,12 @@ class Plan:
         has_standing_keys: whether clients keep their keys for a run, as silos of records do.
         download_bits: per parameter of the model that clients are sent and train from.
         longest_mean: how long the mean of the clipped vectors is taken to be, over the clip, where the ring is chosen.
+
+    Example:
+        >>> target = PrivacyTarget(dimension=1000, population=10_000, cohort_size=500, rounds=10, epsilon=2.0)
+        >>> plan = calibrate(target)
+        >>> plan.dimension, str(plan.against)
+        (1000, 'released')
     """
 
     unit: Unit

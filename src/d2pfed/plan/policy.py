@@ -151,6 +151,13 @@ class Policy:
         most_fraction_bits: the finest centers of noise; 12 make a table of 4,096 rows.
         most_rounds: the longest run.
         most_attempts_per_round: how often a round may be tried.
+
+    Example:
+        >>> target = PrivacyTarget(dimension=1000, population=10_000, cohort_size=500, rounds=10, epsilon=2.0)
+        >>> plan = calibrate(target)
+        >>> Policy(least_colluders=0.0, most_epsilon=0.5).check(plan)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        d2pfed.errors.ConfigError: this client's policy: epsilon against server must be at most 0.5, ...
     """
 
     protocols: tuple[Protocol, ...] = tuple(Protocol)

@@ -107,6 +107,11 @@ class PrivacyTarget:
 
     Enumerations may be given by name: `PrivacyTarget(..., mechanism="skellam", against="server")`. The fields that
     `fit` fills in are None until they are known; `calibrate` refuses a target that lacks one.
+
+    Example:
+        >>> target = PrivacyTarget(population=10_000, against="server", sampling="once")
+        >>> target.epsilon, str(target.against), f"{target.effective_delta:.2g}"
+        (1.0, 'server', '4e-05')
     """
 
     dimension: int = setting(None, "Number of parameters that are trained.", TRAINING, filled_in="`fit`")
