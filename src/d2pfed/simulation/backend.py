@@ -80,9 +80,9 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SerialBackend:
-    """This process; a client without an update was lost."""
+    """This process."""
 
-    local_training: Callable[[FloatVector, Sequence[int], int], Iterator[FloatVector | None]]
+    local_training: TrainClients
 
     def train(self, params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector | None]:
         """Yield the updates of these clients, in their order."""
@@ -90,8 +90,7 @@ class SerialBackend:
 
     def encode(self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int) -> PartialSums:
         """Encode on this thread and another, each adding up its part."""
-        found = zip(clients, self.local_training(params, clients, seed), strict=True)
-        updates = ((client, update) for client, update in found if update is not None)
+        updates = zip(clients, self.local_training(params, clients, seed), strict=True)
         together = max(2, _TOGETHER_BYTES // (4 * encoder.session.dimension))
         with ThreadPoolExecutor(1) as pool:
             while pairs := tuple(islice(updates, together)):

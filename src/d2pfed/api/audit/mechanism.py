@@ -1,7 +1,8 @@
 """The audit of the mechanism: two neighboring worlds, distinguished by what the server sees of whole rounds."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -12,10 +13,11 @@ from d2pfed.errors import ConfigError
 from d2pfed.fields import check_between
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
+from d2pfed.numerics.ring import RingVector
 from d2pfed.numerics.rotation import Fold
 from d2pfed.plan import Plan, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, AttemptSession, rotation_seed, session_of
-from d2pfed.simulation import Fidelity, SerialBackend, SimulatedFederation
+from d2pfed.simulation import Encoder, Fidelity, SimulatedFederation
 
 DIMENSION = 8  # a power of two, so that no coordinate is padding and the decoded mean holds all that is in the sum
 RELEASES = 2  # of one trial: noise that is used twice shows only in two
@@ -128,8 +130,9 @@ def audit_mechanism(
             source = root.child("trial", trial, "world", place)
             for session, direction in rounds:  # as few survivors as may be, and all but the target send zero
                 vectors = dict.fromkeys(session.cohort[: plan.quorum], zero) | {TARGET_CLIENT: length * direction}
-                backend = SerialBackend(lambda _params, clients, _seed: map(vectors.get, clients))  # noqa: B023 - used here
-                federation = SimulatedFederation(plan=plan, backend=backend, entropy=source, fidelity=fidelity)
+                federation = SimulatedFederation(
+                    plan=plan, backend=_Given(vectors), entropy=source, fidelity=fidelity
+                )
                 collected = federation.collect(session, zero, dict.fromkeys(session.cohort, session.round))
                 total = plan.ring.center(collected.unmask().vector)
                 mean = plan.codec.decode(total, rotation_seed(session), plan.cohort_size)
@@ -160,3 +163,24 @@ def audit_mechanism(
         fidelity=fidelity,
         worlds=worlds,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """Clients whose updates are given; one without an update drops out before the third exchange."""
+
+    vectors: dict[int, FloatVector] = field(repr=False)
+
+    def train(self, _params: FloatVector, clients: Sequence[int], _seed: int) -> Iterator[FloatVector | None]:
+        """Yield the updates of these clients, in their order."""
+        return (self.vectors.get(client) for client in clients)
+
+    def encode(
+        self, encoder: Encoder, _params: FloatVector, clients: Sequence[int], _seed: int
+    ) -> Iterator[tuple[tuple[int, ...], RingVector]]:
+        """Yield the sum of the ring vectors of those who have an update."""
+        present = tuple(client for client in clients if client in self.vectors)
+        yield present, encoder.total([(client, self.vectors[client]) for client in present])
+
+    def close(self) -> None:
+        """There is nothing to end."""
