@@ -10,7 +10,7 @@ from d2pfed.plan import calibrate
 from d2pfed.simulation import Dropouts, Fidelity, warm_up
 from d2pfed.simulation.process_backend import ProcessBackend
 from d2pfed.training import SecondMoment, ServerOptimizer
-from reproduction.job import Settings, task_job
+from reproduction.job import Settings, execute, task_job
 
 if TYPE_CHECKING:
     from d2pfed.runs import RoundRecord
@@ -52,7 +52,7 @@ def measure_growth(early: int = EARLY, late: int = LATE) -> tuple[float, float]:
         return True
 
     with TemporaryDirectory() as directory:
-        job.execute(Path(directory) / "run", None, listen, backend)
+        execute(job, Path(directory) / "run", None, listen, backend)
     return seen[early], seen[late]
 
 

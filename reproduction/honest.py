@@ -21,7 +21,7 @@ from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
 from reproduction.explicit import local_training, privacy_target, server_optimizer
 from reproduction.honest_drawing import Picture
-from reproduction.job import Settings, task_job
+from reproduction.job import Settings, execute, task_job
 from reproduction.patches import PatchFeatures, linear_model, over_features, width_of
 from reproduction.result import Cell, Context, Result, Size, Table
 
@@ -118,7 +118,7 @@ class Trial:
         path = folder / f"honest-{digest(canonical.encode(self.what)).hex()[:8]}"
         if not (path / "summary.json").exists():  # it is written last
             job = task_job(self.what, *self.parts(), self.setting.plan)
-            job.execute(path, None, self._listener(tell))
+            execute(job, path, None, self._listener(tell))
         return read_report(path)
 
     def _listener(self, tell: Callable[[RoundRecord], None]) -> Callable[[RoundRecord], bool]:

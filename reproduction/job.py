@@ -1,6 +1,8 @@
 """A run over a named task by settings that are written out, and the canonical text that names its stored record."""
 
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from d2pfed.api import EarlyStop, Job
 from d2pfed.api.job import Details, array_shapes, fixed_digest
@@ -8,8 +10,8 @@ from d2pfed.api.workload import ModelEvaluator
 from d2pfed.learning import LocalTraining, Model, Task
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan, PrivacyTarget
-from d2pfed.runs import RunSettings
-from d2pfed.simulation import Dropouts, Fidelity
+from d2pfed.runs import Listener, RunSettings, RunSummary
+from d2pfed.simulation import Backend, Dropouts, Fidelity, SerialBackend
 from d2pfed.training import ServerOptimizer
 
 
@@ -29,6 +31,18 @@ class Settings:
     stop_is_blind: bool = False  # whether the run, if it stops early, does so for nothing that it has shown
     early_stop: EarlyStop | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
     max_weight: float | None = field(default=None, metadata=canonical.OMITTED_IF_DEFAULT)
+
+
+def execute(
+    job: Job, path: Path, ledger: Path | None, listen: Listener, backend: Backend | None = None
+) -> RunSummary:
+    """Train from where the run is to its end, its budget's end, or the listener's request to stop.
+
+    `ledger` is one that other runs over these clients share, None the run's own. `backend` says where clients are
+    trained, None in this process; a run may go on with another backend than it began with. It is closed at the end.
+    """
+    with closing(backend or SerialBackend(job.trainer())) as where, job.open(path, ledger) as run:
+        return job.train(run, listen, where, evaluate_every=1)
 
 
 def task_job(settings: Settings, task: Task, model: Model, plan: Plan | None) -> Job:

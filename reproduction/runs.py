@@ -31,7 +31,7 @@ from d2pfed.runs.report import read_report
 from d2pfed.simulation import ClearFederation, Dropouts, Fidelity, SerialBackend
 from reproduction.as_coded import CodeRun, Cohort, Trained, run_code
 from reproduction.history import Repeat, RunHistory
-from reproduction.job import Settings, task_job
+from reproduction.job import Settings, execute, task_job
 from reproduction.result import Context
 from reproduction.systems import System
 from reproduction.trusted import gaussian_mean
@@ -103,7 +103,7 @@ def _trained(system: System, settings: Settings, path: Path, tell: Tell) -> Repe
                 trusted = _TrustedServer(clear, system.work, Entropy.replay(str(settings.seed).encode()))
                 run.train(trusted, job.evaluator, listener)
         else:
-            job.execute(path, None, listener)
+            execute(job, path, None, listener)
     return _read(path, settings.seed or 0)
 
 

@@ -25,7 +25,7 @@ from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.runs import RoundRecord
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
-from reproduction.job import Settings, task_job
+from reproduction.job import Settings, execute, task_job
 
 LARGEST_GROWTH = 0.05
 
@@ -91,7 +91,7 @@ def job_of(rounds: int) -> Job:
 def run(rounds: int, directory: Path) -> Watch:
     """Carry out a whole run and return what was seen."""
     watch = Watch()
-    summary = job_of(rounds).execute(directory / "run", None, watch)
+    summary = execute(job_of(rounds), directory / "run", None, watch)
     if summary.rounds != rounds:
         raise SystemExit(f"{rounds} rounds were planned, the run ended after {summary.rounds}: {summary.stopped}")
     return watch

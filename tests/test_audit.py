@@ -23,7 +23,7 @@ from d2pfed.api.audit.bounds import (
     upper_rate,
 )
 from d2pfed.api.audit.membership import MembershipCurve, curve
-from d2pfed.api.audit.training import Canaries, CanaryRecords, WatchedFederation, guess
+from d2pfed.api.audit.training import Canaries, CanaryRecords, WatchedSum, guess
 from d2pfed.cli import audit as audit_command
 from d2pfed.cli import train as train_command
 from d2pfed.errors import ConfigError
@@ -322,7 +322,7 @@ def test_canary_records_of_silos_stay_below_the_claim(fidelity):
 
 
 def test_canaries_of_whom_none_took_part_show_nothing(monkeypatch):
-    monkeypatch.setattr(WatchedFederation, "note", lambda *_: None)
+    monkeypatch.setattr(WatchedSum, "unmask", lambda self: self.inner.unmask())
     with pytest.raises(ConfigError, match="none of 100 canaries took part"):
         audited(0.5)
 

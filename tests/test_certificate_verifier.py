@@ -499,7 +499,7 @@ def test_the_ledger_tells_what_no_arithmetic_can(certificates):
     assert check_ledger(honest, ledger)
     other = json.loads(certificates["once"].read_text())["statement"]
     other["ledger"]["head"] = other["ledger"]["head"][:-1] + ("0" if other["ledger"]["head"][-1] != "0" else "1")
-    for statement, wrong in ((other, "does not hold row"), (honest | {"events": []}, "charged other runs")):
+    for statement, wrong in ((other, "lacks row"), (honest | {"events": []}, "charged other runs")):
         with pytest.raises(verifier.Wrong, match=wrong):
             check_ledger(statement, ledger)
     with pytest.raises(verifier.Wrong, match="there is no ledger"):

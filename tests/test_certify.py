@@ -23,6 +23,7 @@ from d2pfed.numerics import canonical
 from d2pfed.plan import decode_plan
 from d2pfed.runs import directory
 from d2pfed.statistics import release
+from reproduction.job import execute
 from support.certificates import KINDS, PUBLIC, certified, forged, job, key_in, statistics, train
 from support.commands import run_command
 from support.reports import Page, outside
@@ -184,7 +185,7 @@ def test_what_guarantees_nothing_is_not_certified(tmp_path, key, monkeypatch, ca
     plain = job()
     with patch("d2pfed.runs.report.write_report"):
         clear = replace(plain, plan=None, settings=replace(plain.settings, target=None))
-        clear.execute(tmp_path / "clear", None, lambda _: True)
+        execute(clear, tmp_path / "clear", None, lambda _: True)
     assert "was trained in the clear: there is nothing to certify" in refusal(
         [tmp_path / "clear", "--key", key], monkeypatch, capsys
     )
@@ -214,10 +215,10 @@ def test_a_run_with_anothers_plan_or_an_older_ledger_is_refused(runs, key, tmp_p
     with pytest.raises(D2PFedError, match=r"has charged no run of .* with its plan"):
         certify(path, key=key)
     other = shutil.copytree(once, tmp_path / "other")
-    with pytest.raises(D2PFedError, match="does not hold row"):
+    with pytest.raises(D2PFedError, match="lacks row"):
         certify(other, ledger=fixed / "ledger.sqlite", key=key)
     statement = json.loads((once / "certificate.json").read_text())["statement"]
-    with pytest.raises(verifier.Wrong, match="does not hold row"):
+    with pytest.raises(verifier.Wrong, match="lacks row"):
         check_ledger(statement, fixed / "ledger.sqlite")
 
 

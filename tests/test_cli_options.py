@@ -3,7 +3,7 @@
 import dataclasses
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 import pytest
@@ -14,7 +14,7 @@ from d2pfed.accounting import RELEASED, SERVER, Adjacency, Sampling, colluding
 from d2pfed.cli import COMMANDS, app, main
 from d2pfed.cli.options import Config, FieldOptions, SectionedCommand, with_fields
 from d2pfed.errors import ConfigError, MissingExtra, needs_extra
-from d2pfed.fields import RUN, TRAINING, about, check_types, descriptions, documented
+from d2pfed.fields import RUN, TRAINING, check_types, descriptions, documented, setting
 from d2pfed.learning import LocalTraining, Optimizer
 from d2pfed.plan import MechanismName, PrivacyTarget, RotationName
 from d2pfed.secagg.trust import Consistency
@@ -43,9 +43,9 @@ class Colour(StrEnum):
 class Paint:
     """A settings class."""
 
-    layers: int = field(default=2, metadata=about("Number of layers.", TRAINING))
-    colour: Colour = field(default=Colour.RED, metadata=about("The colour.", RUN))
-    gloss: float | None = field(default=None, metadata=about("The gloss.", RUN, unset="that of the colour"))
+    layers: int = setting(2, "Number of layers.", TRAINING)
+    colour: Colour = setting(Colour.RED, "The colour.", RUN)
+    gloss: float | None = setting(None, "The gloss.", RUN, unset="that of the colour")
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -34,7 +34,7 @@ from d2pfed.secagg.wire import HEADER_BYTES, MessageKind, frame, kind_of
 from d2pfed.simulation import Dropouts, Fidelity, SimulatedFederation
 from d2pfed.simulation.backend import simulated_participant
 from d2pfed.training import Cohorts, ServerOptimizer, train
-from reproduction.job import Settings, task_job
+from reproduction.job import Settings, execute, task_job
 from support import oracle
 from support.simulations import NO_MODEL, Attempting, Given
 
@@ -657,9 +657,9 @@ def clips(path):
 
 def test_a_resumed_run_keeps_its_clip(parts, tmp_path):
     whole, halves = tmp_path / "a" / "run", tmp_path / "b" / "run"
-    job(parts).execute(whole, None, lambda _record: True)
-    job(parts).execute(halves, None, lambda record: record.round < 2)
-    job(parts).execute(halves, None, lambda _record: True)
+    execute(job(parts), whole, None, lambda _record: True)
+    execute(job(parts), halves, None, lambda record: record.round < 2)
+    execute(job(parts), halves, None, lambda _record: True)
     assert clips(halves) == clips(whole)
     path = [clip for clip, _, _ in clips(whole)]
     assert path[0] == 0.4
@@ -672,14 +672,14 @@ def test_a_resumed_run_keeps_its_clip(parts, tmp_path):
 
 def test_a_checkpoint_without_its_clip_or_with_another_is_refused(parts, tmp_path):
     path = tmp_path / "run"
-    job(parts).execute(path, None, lambda record: record.round < 2)
+    execute(job(parts), path, None, lambda record: record.round < 2)
     settings = (path / "settings.json").read_text()
     with RunDirectory.open(path, settings) as directory:
         last = directory.load()
         assert last.state.clip is not None
         directory.save(Checkpoint(replace(last.state, clip=None), last.head))
     with pytest.raises(ConfigError, match="does not go with the plan"):
-        job(parts).execute(path, None, lambda _record: True)
+        execute(job(parts), path, None, lambda _record: True)
     with RunDirectory.open(path, settings) as directory:
         directory.save(last)
         arrays = {name: getattr(last.state, name) for name in ("params", "velocity", "second", "average")}
@@ -696,7 +696,7 @@ def _checksum(directory, last):
 
 
 def test_a_fixed_clip_is_recorded_without_a_fraction(parts, tmp_path):
-    job(parts, 0.5).execute(tmp_path / "run", None, lambda record: record.round < 1)
+    execute(job(parts, 0.5), tmp_path / "run", None, lambda record: record.round < 1)
     assert [found[:2] for found in clips(tmp_path / "run")] == [(0.5, None)]
     assert "Fraction of updates clipped" not in (tmp_path / "run" / "report.html").read_text()
 

@@ -125,7 +125,7 @@ def test_a_run_is_resumed_only_when_asked_and_says_so_first():
     first = d2pfed.fit(linear(), pairs(), **settings, run={"callbacks": [interrupt]})
     assert (first.summary.end, first.summary.rounds) == (End.INTERRUPTED, 2)
     assert "interrupted, resume=True goes on" in repr(first)
-    with pytest.raises(ConfigError, match="runs/mine holds a run: resume=True goes on with it"):
+    with pytest.raises(ConfigError, match="runs/mine holds a run: resume=True continues it"):
         d2pfed.fit(linear(), pairs(), **settings)
     rest = d2pfed.fit(linear(), pairs(), **settings, resume=True)
     assert rest.notes[0] == "The run in runs/mine is resumed at round 3 of 3."
@@ -688,7 +688,7 @@ def test_a_stop_rule_that_makes_no_sense_is_refused(wrong, rule):
 
 
 def test_a_stop_rule_names_the_metrics_that_there_are():
-    with pytest.raises(ConfigError, match="early_stop watches loos, the metrics are loss, accuracy"):
+    with pytest.raises(ConfigError, match="early_stop watches loos, metrics are loss, accuracy"):
         d2pfed.fit(linear(), pairs(), **CLEAR, validation=held_out(), early_stop=EarlyStop(metric="loos"))
 
 

@@ -125,7 +125,7 @@ def test_audits_take_a_run_of_fit(run, monkeypatch):
     for name in ("audited", "bare"):
         d2pfed.fit(mine().net(), mine().clients(), privacy=target, rounds=2, seed=1, directory=f"runs/{name}")
     status, _, err = run("audit training runs/audited")
-    assert (status, "over a user's own clients: name a function that makes them again by --task" in err) == (
+    assert (status, "over a user's own clients: name what makes them again by --task" in err) == (
         2,
         True,
     )
@@ -147,7 +147,7 @@ def test_an_audit_of_another_module_or_other_clients_is_refused(run):
         "was over other data: 40 clients" in run("audit membership runs/a --task mine:fewer --model mine:net")[2]
     )
     assert (
-        "is not the one that the run has"
+        "is not the one that the run trained"
         in run("audit membership runs/a --task mine:clients --model mine:other")[2]
     )
 

@@ -307,7 +307,7 @@ def test_writers_are_the_clients_of_mnist_writers(small_mnist):
     assert disjoint(*held, task.validation, task.test())
     mixed = load_task("mnist-writers", data_dir=small_mnist, population=7, partition=Partition(PartitionKind.IID))
     assert mixed.clients.population == 7
-    with pytest.raises(ConfigError, match="must be 3, the number of owners, got 7"):
+    with pytest.raises(ConfigError, match="must be 3, one for each, got 7"):
         load_task("mnist-writers", data_dir=small_mnist, population=7)
 
 

@@ -1,4 +1,4 @@
-"""Compiled training, features and convolutions by hand equal their plain twins."""
+"""Compiled training and features equal their plain twins."""
 
 from itertools import pairwise
 
@@ -19,7 +19,6 @@ from d2pfed.learning import (
     StoredClients,
 )
 from d2pfed.learning.architectures import OrientedEdges, image_gradients
-from d2pfed.learning.convolution import ConvolutionalNetwork
 from d2pfed.learning.dense import Moments, train_dense, widths_of
 from d2pfed.learning.trainer import TrainingMethod
 
@@ -163,60 +162,3 @@ def test_gradients_of_images_are_weighted_differences():
     np.testing.assert_allclose(found[0], across, atol=1e-6)
     turned_image = np.ascontiguousarray(image.transpose(0, 2, 1))
     np.testing.assert_allclose(found[1], image_gradients(turned_image, smooth, slope)[0, 0].T, atol=1e-6)
-
-
-NETWORKS = {
-    "padding": lambda: [
-        *(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2)),
-    ],
-    "stride": lambda: [nn.Conv2d(2, 3, 3, stride=(2, 1)), nn.ReLU(), nn.MaxPool2d((2, 2))],
-    "dilation": lambda: [nn.Conv2d(2, 4, (3, 2), dilation=2, padding=(2, 1)), nn.ReLU(), nn.MaxPool2d(3)],
-}
-
-
-def network(name: str, *behind: nn.Module) -> nn.Module:
-    torch.manual_seed(1)
-    front = nn.Sequential(*NETWORKS[name](), nn.Flatten())
-    width = front(torch.zeros(1, 2, 9, 10)).shape[1]
-    return nn.Sequential(*front, nn.Linear(width, 6), nn.ReLU(), nn.Linear(6, 3), *behind)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("local", [LocalTraining(epochs=2, batch_size=4), LocalTraining(optimizer=Optimizer.ADAM)])
-def test_convolutions_by_hand_are_those_of_the_loop(name, local):
-    model = Model(network(name))
-    by_hand = ConvolutionalNetwork.of(model)
-    examples = Examples(torch.rand(11, 2, 9, 10), torch.randint(3, (11,)))
-    schedule = local.schedule(11, np.random.default_rng([3, 0]))
-    loop = SequentialTrainer(model, StoredClients(examples, (np.arange(11),)), local)
-    wanted = next(loop(model.initial(), [0], 3))
-    np.testing.assert_allclose(by_hand.train(model.initial(), examples, schedule, local), wanted, atol=1e-6)
-    other = next(loop(model.initial(), [0], 4))
-    assert np.abs(other - wanted).max() > 1e-4  # another order of examples would be noticed
-
-
-def test_other_networks_are_not_taken_for_plain_ones():
-    def with_first(layer, pool=None):
-        return nn.Sequential(layer, nn.ReLU(), pool or nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32, 3))
-
-    plain = with_first(nn.Conv2d(2, 2, 2))
-    assert ConvolutionalNetwork.of(Model(plain)) is not None
-    others = [
-        Model(network("padding", nn.Tanh())),
-        Model(network("padding"), ("0.*",)),
-        Model(network("padding").double()),
-        Model(network("padding"), losses=lambda outputs, labels: outputs[:, 0]),
-        Model(with_first(nn.Conv2d(1, 2, 2))),
-        Model(with_first(nn.Conv2d(2, 2, 2, groups=2))),
-        Model(with_first(nn.Conv2d(2, 2, 2, bias=False))),
-        Model(with_first(nn.Conv2d(2, 2, 2, padding="same"))),
-        Model(with_first(nn.Conv2d(2, 2, 2, padding=1, padding_mode="reflect"))),
-        Model(with_first(nn.Conv2d(2, 2, 2), nn.MaxPool2d(2, stride=1))),
-        Model(with_first(nn.Conv2d(2, 2, 2), nn.MaxPool2d(2, ceil_mode=True))),
-        Model(with_first(nn.Conv2d(2, 2, 2), nn.AvgPool2d(2))),
-        Model(nn.Sequential(nn.Conv2d(2, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3))),
-        Model(nn.Sequential(nn.Flatten(), nn.Linear(4, 3))),
-        Model(nn.Linear(4, 3)),
-    ]
-    assert [ConvolutionalNetwork.of(model) for model in others] == [None] * len(others)

@@ -9,6 +9,7 @@ import torch
 import d2pfed
 from d2pfed.errors import ConfigError
 from d2pfed.learning import RecordTrainer, UserClients, record_program, user_model
+from d2pfed.simulation import Silos
 
 
 def network(*layers, **options):
@@ -193,7 +194,7 @@ def test_silos_share_chunks_and_have_the_vectors_that_they_have_alone():
     found = every(own, own.model.initial())
     assert sorted(found) == [0, 2, 3]
     for client, rows in found.items():
-        units = own.units(own.model.initial(), client)
+        units = next(Silos(own).train(own.model.initial(), (client,), 0))
         assert units.count == len(rows)
         assert np.array_equal(
             np.concatenate([each.copy() for each in units.gradients(np.arange(len(rows)))]), rows
@@ -351,7 +352,7 @@ def test_a_patients_gradients_add_up_to_one_unit():
 
 
 def test_groups_that_do_not_fit_are_refused():
-    with pytest.raises(ConfigError, match="owner of each"):
+    with pytest.raises(ConfigError, match="owners of silo"):
         trainer(silos=[data(6)], groups=[["a"] * 5]).count(0)
     with pytest.raises(ConfigError, match="for 1 silos"):
         trainer(silos=[data(6)], groups=[["a"] * 6] * 2).count(0)

@@ -243,7 +243,7 @@ def test_a_label_that_is_no_class_is_an_error_of_torch_and_no_wild_write(build, 
     model = Model(build())
     table = Examples(torch.zeros(4, 2, 4, 4), torch.tensor([0, 1, 2, label]))
     clients = StoredClients(table, (np.arange(4),))
-    with pytest.raises(IndexError, match="out of bounds"):
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
         list(LocalTrainer(model, clients, LOCALS[0])(model.initial(), [0], 3))
 
 
@@ -254,7 +254,6 @@ def test_a_label_that_is_no_class_is_an_error_of_torch_and_no_wild_write(build, 
         (dense, LOCALS[1], TrainingMethod.VMAP),
         (dense, LOCALS[2], TrainingMethod.COMPILED),
         (dense, LOCALS[3], TrainingMethod.VMAP),
-        (plain_convolution, LOCALS[0], TrainingMethod.CONVOLUTION),
         (lambda: nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(32, 3)), LOCALS[0], TrainingMethod.LOOP),
         (lambda: Steered("random"), LOCALS[0], TrainingMethod.LOOP),
         (lambda: Steered("branch"), LOCALS[0], TrainingMethod.LOOP),
@@ -427,12 +426,11 @@ def test_the_loop_stays_on_its_device():
         next(SequentialTrainer(model, MetaClients(), LOCALS[0])(np.ones(model.dimension, np.float32), [0], 5))
 
 
-def test_networks_known_by_hand_are_not_trained_by_hand_on_a_device(monkeypatch):
+def test_perceptrons_are_not_trained_by_compiled_code_on_a_device(monkeypatch):
     monkeypatch.setattr(LocalTrainer, "_faster", lambda *_: (TrainingMethod.VMAP, ""))
-    for build in (dense, plain_convolution):
-        model = Model(build(), device=META)
-        chosen = LocalTrainer(model, MetaClients(), LOCALS[0]).choose(np.ones(model.dimension, np.float32), [0])
-        assert chosen.method is TrainingMethod.VMAP
+    model = Model(dense(), device=META)
+    chosen = LocalTrainer(model, MetaClients(), LOCALS[0]).choose(np.ones(model.dimension, np.float32), [0])
+    assert chosen.method is TrainingMethod.VMAP
 
 
 def test_the_program_of_records_stays_on_its_device():

@@ -362,7 +362,7 @@ def test_the_fraction_of_dropouts_is_taken_as_it_is_written():
             {"against": SERVER, "epsilon": 1e-9, "mechanism": MechanismName.SHARED},
             "at most 65536 lattice steps wide, and epsilon 1e-09 against `server` needs about",
         ),
-        ({"delta": 0.5}, "epsilon 2 at delta 0.5 .* asks for noise below 0.001 times the sensitivity: for none"),
+        ({"delta": 0.5}, "epsilon 2 at delta 0.5 .* asks for noise below 0.001 times the sensitivity: none"),
         ({"against": SERVER, "epsilon": 1e7}, r"epsilon 1e\+07 at .* asks for noise below 0.001 times"),
         (
             {"mechanism": MechanismName.SHARED, "dimension": 10**8, "against": SERVER, "epsilon": 0.5},

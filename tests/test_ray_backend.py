@@ -31,7 +31,7 @@ from d2pfed.simulation import Dropouts, Fidelity, SerialBackend, SimulatedFedera
 from d2pfed.simulation.backend import pieces
 from d2pfed.simulation.ray_backend import RayBackend
 from d2pfed.training import ServerOptimizer
-from reproduction.job import Settings, task_job
+from reproduction.job import Settings, execute, task_job
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
@@ -207,10 +207,10 @@ def test_a_run_goes_on_with_another_backend_and_the_same_ledger(cluster, tmp_pat
     )
     job = task_job(settings, task, model, calibrate(settings.target))
     paths = tmp_path / "mixed" / "run", tmp_path / "alone" / "run"
-    first = job.execute(paths[0], None, lambda progress: progress.round < 2, RayBackend(job.trainer(), 1, None))
+    first = execute(job, paths[0], None, lambda progress: progress.round < 2, RayBackend(job.trainer(), 1, None))
     assert (first.rounds, first.stopped) == (2, "interrupted")
-    job.execute(paths[0], None, lambda progress: True)
-    job.execute(paths[1], None, lambda progress: True)
+    execute(job, paths[0], None, lambda progress: True)
+    execute(job, paths[1], None, lambda progress: True)
     records = [
         from_json(RoundRecord, line, "metrics.jsonl")
         for line in (paths[0] / "metrics.jsonl").read_text().splitlines()

@@ -607,7 +607,9 @@ def test_the_released_mean_is_clipped_gradients_over_the_expected_batch(small_pl
         ring_sum = np.zeros(small_plan.codec.length, np.uint32)
         for client in range(SILOS):
             one = participant(small_plan, client, Entropy.replay(f"{secret}".encode()))
-            small_plan.ring.add_into(ring_sum, one.encode(session, own.units(params, client), None))
+            small_plan.ring.add_into(
+                ring_sum, one.encode(session, next(Silos(own).train(params, (client,), 0)), None)
+            )
         centred = small_plan.ring.center(ring_sum)
         means.append(small_plan.codec.decode(centred, rotation_seed(session), small_plan.divisor))
     error = np.mean(means, 0) - wanted

@@ -20,7 +20,7 @@ from d2pfed.runs.json_files import from_json, to_json
 from d2pfed.runs.report import read_report, write_report
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
-from reproduction.job import Settings, task_job
+from reproduction.job import Settings, execute, task_job
 from support.reports import Page, outside
 
 FILES = ("plan.json", "settings.json", "metrics.jsonl", "summary.json")
@@ -57,9 +57,9 @@ def finished(tmp_path_factory) -> tuple[Path, bytes]:
     """Return a real run of two rounds, and the report that it left when it was interrupted after one."""
     path = tmp_path_factory.mktemp("runs") / "real"
     work = job(MechanismName.CENTERED, Sampling.FIXED, 2)
-    work.execute(path, None, lambda _: False)
+    execute(work, path, None, lambda _: False)
     first = (path / "report.html").read_bytes()
-    work.execute(path, None, lambda _: True)
+    execute(work, path, None, lambda _: True)
     return path, first
 
 

@@ -26,7 +26,7 @@ from d2pfed.runs import ArrayShape, Checkpoint, End, RoundRecord, RunDirectory, 
 from d2pfed.runs.json_files import from_json, to_json
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
-from reproduction.job import Settings, task_job
+from reproduction.job import Settings, execute, task_job
 from support.reports import Page
 
 
@@ -76,7 +76,7 @@ def state_of(path: Path) -> dict[str, np.ndarray]:
 
 
 def test_a_run_leaves_plan_ledger_metrics_model_and_summary(parts, tmp_path):
-    summary = job(parts).execute(tmp_path / "run", None, forever)
+    summary = execute(job(parts), tmp_path / "run", None, forever)
     assert summary.rounds == 4
     assert summary.stopped == ""
     assert 0.1 < summary.test_metrics["accuracy"] <= 1
@@ -91,10 +91,10 @@ def test_a_run_leaves_plan_ledger_metrics_model_and_summary(parts, tmp_path):
 
 def test_an_interrupted_run_resumes_to_the_same_model(parts, tmp_path):
     one, two = tmp_path / "a" / "run", tmp_path / "b" / "run"
-    whole = job(parts).execute(one, None, forever)
-    part = job(parts).execute(two, None, after(2))
+    whole = execute(job(parts), one, None, forever)
+    part = execute(job(parts), two, None, after(2))
     assert (part.rounds, part.end, part.test_metrics) == (2, End.INTERRUPTED, None)
-    rest = job(parts).execute(two, None, forever)
+    rest = execute(job(parts), two, None, forever)
     assert rest.rounds == 4
     for name, array in state_of(one).items():
         np.testing.assert_array_equal(array, state_of(two)[name])
@@ -103,16 +103,16 @@ def test_an_interrupted_run_resumes_to_the_same_model(parts, tmp_path):
 
 
 def test_a_finished_run_says_again_what_it_came_to(parts, tmp_path):
-    first = job(parts).execute(tmp_path / "run", None, forever)
-    again = job(parts).execute(tmp_path / "run", None, forever)
+    first = execute(job(parts), tmp_path / "run", None, forever)
+    again = execute(job(parts), tmp_path / "run", None, forever)
     assert again.test_metrics == first.test_metrics
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
 def test_other_settings_are_refused_and_named(parts, tmp_path):
-    job(parts).execute(tmp_path / "run", None, after(1))
+    execute(job(parts), tmp_path / "run", None, after(1))
     with pytest.raises(ConfigError, match="begun with other settings: seed was 7, now 8"):
-        job(parts, seed=8).execute(tmp_path / "run", None, forever)
+        execute(job(parts, seed=8), tmp_path / "run", None, forever)
 
 
 def test_a_second_process_on_a_run_is_refused(tmp_path):
@@ -149,11 +149,11 @@ def test_no_file_of_a_run_is_written_through_a_link(tmp_path, monkeypatch):
 
 def test_a_damaged_checkpoint_is_refused(parts, tmp_path):
     path = tmp_path / "run"
-    job(parts).execute(path, None, after(2))
+    execute(job(parts), path, None, after(2))
     file = path / "checkpoint.safetensors"
     file.write_bytes(file.read_bytes()[:-7])
     with pytest.raises(DamagedFile, match="is not a checkpoint"):
-        job(parts).execute(path, None, forever)
+        execute(job(parts), path, None, forever)
 
 
 @pytest.mark.parametrize("place", range(0, 9000, 450))
@@ -171,7 +171,7 @@ def test_a_checkpoint_with_any_byte_changed_is_one_clear_error(tmp_path, finishe
 @pytest.fixture(scope="module")
 def finished(parts, tmp_path_factory):
     path = tmp_path_factory.mktemp("finished") / "run"
-    job(parts).execute(path, None, forever)
+    execute(job(parts), path, None, forever)
     return path
 
 
@@ -199,88 +199,88 @@ def shared_ledger(tmp_path, plan, times=1.0, declared=()):
 
 def test_a_ledger_that_is_not_there_is_an_error_and_none_is_made(parts, tmp_path):
     with pytest.raises(ConfigError, match=r"there is no ledger at .*misspelt: `d2pfed ledger create` makes one"):
-        job(parts).execute(tmp_path / "run", tmp_path / "misspelt", forever)
+        execute(job(parts), tmp_path / "run", tmp_path / "misspelt", forever)
     assert not (tmp_path / "misspelt").exists()
 
 
 def test_a_checkpoint_beside_an_older_ledger_is_refused(parts, tmp_path):
     path = tmp_path / "run"
     ledger = shared_ledger(tmp_path, job(parts).plan)
-    job(parts).execute(path, ledger, after(1))
+    execute(job(parts), path, ledger, after(1))
     old = ledger.read_bytes()
-    job(parts).execute(path, ledger, after(2))
+    execute(job(parts), path, ledger, after(2))
     ledger.write_bytes(old)
     with pytest.raises(LedgerError, match="older copy"):
-        job(parts).execute(path, ledger, forever)
+        execute(job(parts), path, ledger, forever)
 
 
 def test_an_older_ledger_without_its_checkpoint_is_refused(parts, tmp_path):
     path = tmp_path / "run"
     ledger = shared_ledger(tmp_path, job(parts).plan)
     old = ledger.read_bytes()
-    job(parts).execute(path, ledger, after(2))
+    execute(job(parts), path, ledger, after(2))
     (path / "checkpoint.safetensors").unlink()
     ledger.write_bytes(old)
     with pytest.raises(LedgerError, match="older copy"):
-        job(parts).execute(path, ledger, forever)
+        execute(job(parts), path, ledger, forever)
 
 
 def test_a_run_whose_checkpoint_is_gone_does_not_begin_again(parts, tmp_path):
     path = tmp_path / "run"
-    job(parts).execute(path, None, after(2))
+    execute(job(parts), path, None, after(2))
     (path / "checkpoint.safetensors").unlink()
     with pytest.raises(LedgerError, match="unknown to its directory"):
-        job(parts).execute(path, None, forever)
+        execute(job(parts), path, None, forever)
 
 
 def test_a_run_whose_ledger_is_gone_does_not_get_a_new_one(parts, tmp_path):
     path = tmp_path / "run"
-    job(parts).execute(path, None, after(1))
+    execute(job(parts), path, None, after(1))
     for file in path.glob("ledger.sqlite*"):
         file.unlink()
     with pytest.raises(LedgerError, match="is gone, and what was spent with it"):
-        job(parts).execute(path, None, forever)
+        execute(job(parts), path, None, forever)
 
 
 def test_a_copied_directory_does_not_spend_again(parts, tmp_path):
     path = tmp_path / "run"
-    job(parts, seed=None).execute(path, None, after(1))
+    execute(job(parts, seed=None), path, None, after(1))
     shutil.copytree(path, tmp_path / "copies" / "run")
     with pytest.raises(ConfigError, match="is a copy of a run's directory"):
-        job(parts, seed=None).execute(tmp_path / "copies" / "run", None, forever)
+        execute(job(parts, seed=None), tmp_path / "copies" / "run", None, forever)
     path.rename(tmp_path / "copies" / "moved")
     with pytest.raises(LedgerError, match="run moved: its directory has begun run run here"):
-        job(parts, seed=None).execute(tmp_path / "copies" / "moved", None, forever)
+        execute(job(parts, seed=None), tmp_path / "copies" / "moved", None, forever)
 
 
 def test_of_a_run_and_its_copy_one_goes_on(parts, tmp_path):
     """A copy that was put back in its place, as from a backup, knows nothing of what was written since."""
     path, backup = tmp_path / "run", tmp_path / "backup"
     ledger = shared_ledger(tmp_path, job(parts).plan)
-    job(parts).execute(path, ledger, after(1))
+    execute(job(parts), path, ledger, after(1))
     shutil.copytree(path, backup)
-    job(parts).execute(path, ledger, after(2))
+    execute(job(parts), path, ledger, after(2))
     path.rename(tmp_path / "aside")
     shutil.copytree(backup, path)
     with pytest.raises(LedgerError, match="unknown to its directory"):
-        job(parts).execute(path, ledger, forever)
+        execute(job(parts), path, ledger, forever)
     shutil.rmtree(path)
     (tmp_path / "aside").rename(path)
-    assert job(parts).execute(path, ledger, forever).rounds == 4
+    assert execute(job(parts), path, ledger, forever).rounds == 4
 
 
 def test_a_second_run_of_the_same_name_is_refused(parts, tmp_path):
     ledger = shared_ledger(tmp_path, job(parts).plan, times=5)
-    job(parts).execute(tmp_path / "a" / "run", ledger, after(1))
+    execute(job(parts), tmp_path / "a" / "run", ledger, after(1))
     with pytest.raises(LedgerError, match="run run was begun by another directory"):
-        job(parts).execute(tmp_path / "b" / "run", ledger, forever)
+        execute(job(parts), tmp_path / "b" / "run", ledger, forever)
 
 
 def test_runs_over_the_same_clients_share_one_budget(parts, tmp_path):
     ledger = shared_ledger(tmp_path, job(parts).plan)
-    first = job(parts).execute(tmp_path / "first", ledger, forever)
+    first = execute(job(parts), tmp_path / "first", ledger, forever)
     assert first.rounds == 4
-    second = job(parts, seed=8).execute(tmp_path / "second", ledger, forever)
+    second = execute(job(parts, seed=8), tmp_path / "second", ledger, forever)
     assert (second.rounds, second.end, second.test_metrics, second.charged) == (0, End.EXHAUSTED, None, 0)
     assert "run second: " in second.stopped
 
@@ -290,7 +290,7 @@ def test_a_run_keeps_its_own_guarantee_in_a_richer_ledger(parts, tmp_path):
     planned = job(parts)
     stretched = replace(planned, plan=replace(planned.plan, rounds=40, max_attempts=40))
     ledger = shared_ledger(tmp_path, stretched.plan, times=100)
-    summary = stretched.execute(tmp_path / "run", ledger, forever)
+    summary = execute(stretched, tmp_path / "run", ledger, forever)
     assert (summary.rounds, summary.end, summary.test_metrics) == (0, End.EXHAUSTED, None)
     assert "and it guarantees 30" in summary.stopped
 
@@ -299,7 +299,7 @@ def test_a_run_takes_no_more_attempts_than_it_was_charged_for(parts, tmp_path):
     ledger = shared_ledger(tmp_path, job(parts).plan, times=100)
     losses = Dropouts(unmask=Fraction(1))  # every attempt fails after it was committed
     stubborn = replace(settings(parts[1]).target, attempts_per_round=20)
-    summary = job(parts, dropouts=losses, target=stubborn).execute(tmp_path / "run", ledger, forever)
+    summary = execute(job(parts, dropouts=losses, target=stubborn), tmp_path / "run", ledger, forever)
     assert (summary.end, summary.charged, summary.test_metrics) == (End.EXHAUSTED, summary.max_attempts, None)
     assert verify(ledger).charged == {"run": summary.max_attempts}
 
@@ -310,15 +310,15 @@ def test_a_ledger_with_another_budget_is_refused(parts, tmp_path):
     with pytest.raises(
         ConfigError, match=r"the ledger has the budget at delta 0\.001 .*, this plan needs at delta"
     ):
-        job(parts, target=target).execute(tmp_path / "second", ledger, forever)
+        execute(job(parts, target=target), tmp_path / "second", ledger, forever)
 
 
 # What is printed
 
 
 def test_spending_so_far_is_shown_only_for_a_blind_stop(parts, tmp_path):
-    sighted = job(parts).execute(tmp_path / "sighted", None, after(2))
-    blind = job(parts, stop_is_blind=True).execute(tmp_path / "blind", None, after(2))
+    sighted = execute(job(parts), tmp_path / "sighted", None, after(2))
+    blind = execute(job(parts, stop_is_blind=True), tmp_path / "blind", None, after(2))
     assert sighted.so_far == ()
     assert sighted.guarantees == blind.guarantees
     for part, whole in zip(blind.so_far, blind.guarantees, strict=True):
@@ -329,7 +329,7 @@ def test_spending_so_far_is_shown_only_for_a_blind_stop(parts, tmp_path):
 
 
 def test_who_took_part_stands_beside_no_amplified_number(parts, tmp_path):
-    job(parts, stop_is_blind=True).execute(tmp_path / "run", None, after(2))
+    execute(job(parts, stop_is_blind=True), tmp_path / "run", None, after(2))
     for file in ("summary.json", "metrics.jsonl", "report.html"):
         text = (tmp_path / "run" / file).read_text()
         assert "realised" not in text
@@ -342,7 +342,7 @@ def test_who_took_part_stands_beside_no_amplified_number(parts, tmp_path):
 @pytest.mark.parametrize("damage", ["lost", "torn", "twice", "rubbish", "not text"])
 def test_a_damaged_line_of_metrics_does_not_end_a_run(parts, tmp_path, damage):
     path = tmp_path / "run"
-    job(parts).execute(path, None, after(2))
+    execute(job(parts), path, None, after(2))
     file = path / "metrics.jsonl"
     one, two = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(
@@ -354,7 +354,7 @@ def test_a_damaged_line_of_metrics_does_not_end_a_run(parts, tmp_path, damage):
             "not text": b"\xff\xfe\n" + one + two,
         }[damage]
     )
-    summary = job(parts).execute(path, None, forever)
+    summary = execute(job(parts), path, None, forever)
     assert (summary.rounds, summary.end) == (4, End.COMPLETE)
     found = [json.loads(line)["round"] for line in file.read_text().splitlines()]
     assert found == {"lost": [2, 3, 4], "torn": [3, 4]}.get(damage, [1, 2, 3, 4])
@@ -368,7 +368,7 @@ def test_a_damaged_file_is_one_clear_error(parts, tmp_path, finished, name, cont
     finished_copy = shutil.copytree(finished, path)
     (finished_copy / name).write_bytes(content)
     with pytest.raises(D2PFedError) as caught:
-        job(parts).execute(path, None, forever)
+        execute(job(parts), path, None, forever)
     assert "\n" not in str(caught.value)
 
 
@@ -379,7 +379,7 @@ def test_a_directory_in_place_of_a_file_is_one_clear_error(parts, tmp_path, fini
     (path / name).unlink()
     (path / name).mkdir()
     with pytest.raises((D2PFedError, OSError)) as caught:
-        job(parts).execute(path, None, forever)
+        execute(job(parts), path, None, forever)
     assert "\n" not in str(caught.value)
 
 
@@ -410,7 +410,7 @@ task = test_run.load_task("digits", population=40)
 parts = task, test_run.build_model("logistic", task, seed=0)
 path = Path({path!r})
 print("ready", flush=True)
-test_run.job(parts, target=test_run.spared(parts[1], 4)).execute(path, None, test_run.forever)
+execute(test_run.job(parts, target=test_run.spared(parts[1], 4)), path, None, test_run.forever)
 print("done", flush=True)
 """
 
@@ -429,7 +429,7 @@ def test_kills_at_random_moments_lose_no_release_and_no_round(parts, tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-    summary = job(parts, target=spared(parts[1], 4)).execute(path, None, forever)
+    summary = execute(job(parts, target=spared(parts[1], 4)), path, None, forever)
     rows = read_rows(path / "ledger.sqlite")
     committed = {row.key.round for row in rows if row.kind == "commit"}
     assert committed == set(range(summary.rounds)) == set(range(4))
@@ -453,7 +453,7 @@ def the_cap_is_counted(parts, path, monkeypatch):
         patched.setattr(Participant, "encode", noted)
         target = replace(spared(parts[1], 6), max_participations=2, against=SERVER, epsilon=60.0)
         for rounds in (2, 4):
-            job(parts, target=target, dropouts=Dropouts(unmask=Fraction(2, 5))).execute(path, None, after(rounds))
+            execute(job(parts, target=target, dropouts=Dropouts(unmask=Fraction(2, 5))), path, None, after(rounds))
     assert max(seen.values()) > 2  # some were at their cap
 
 
@@ -472,7 +472,7 @@ def test_a_resumed_partition_draws_no_client_twice(parts, tmp_path):
     target = replace(settings(parts[1]).target, sampling=Sampling.ONCE, cohort_size=10, against=SERVER)
     path = tmp_path / "run"
     for rounds in (1, 2, 3, 4):
-        job(parts, target=target, seed=None).execute(path, None, after(rounds))
+        execute(job(parts, target=target, seed=None), path, None, after(rounds))
     committed = [row.release.participants for row in read_rows(path / "ledger.sqlite") if row.kind == "commit"]
     assert sorted(client for cohort in committed for client in cohort) == list(range(40))
     assert (path / "identity").stat().st_mode & 0o077 == 0

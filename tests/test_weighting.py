@@ -95,7 +95,7 @@ def test_a_plan_with_weights_says_its_dimension_and_clip():
     assert describe_plan(plan).guarantees
     with pytest.raises(ConfigError, match="codec's clip of 1"):
         replace(plan, codec=replace(plan.codec, clip=2.0))
-    with pytest.raises(ConfigError, match="weights go with a fixed clip"):
+    with pytest.raises(ConfigError, match="weights take a fixed clip"):
         calibrate(target(clip="auto"), max_weight=1.0)
     with pytest.raises(ConfigError, match="cap must be positive"):
         calibrate(target(), max_weight=0.0)

@@ -195,9 +195,7 @@ class Event:
         if self.rate > 1 or (self.coins > 1 and self.unit == "client"):
             raise Wrong(f"{self.coins} coins of rate {self.rate} are none of a {self.unit} under {self.adjacency}")
         if not self.contributors <= self.cohort_size <= self.population // rounds:
-            raise Wrong(
-                f"{rounds} x {self.cohort_size} clients of {self.population} with {self.contributors} noises"
-            )
+            raise Wrong(f"{rounds} x {self.cohort_size} of {self.population} with {self.contributors} noises")
         root = Fraction(math.isqrt(self.dimension << 64) + 1, 1 << 32)
         if self.l1_radius != min(root * self.radius, self.radius**2):  # theory 12
             raise Wrong(f"an l1_radius of {float(self.l1_radius):g} is not that of {float(self.radius):g} in L2")
@@ -291,7 +289,21 @@ def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterato
     clip, step = (abs(float.fromhex(codec[name]["is"])) for name in ("clip", "granularity"))
     radius, root = Fraction(math.floor(Fraction(clip) / Fraction(step) * grid), grid), math.sqrt(own.dimension)
     plain, is_whole = float(radius), name == "Shared"
-    yield "mechanism.wrap_probability", _wrapped(plan, own, plain)
+    vectors = noises = own.cohort_size
+    if own.unit == "record":
+        vectors = int(binom.isf(1e-6, plan["records"], float(own.rate)))
+    spread, reach = float(own.variance) * (1 if is_whole else noises), (1 << plan["ring"]["bits"]) / 2
+    longest = float.fromhex(plan["longest_mean"]["is"]) if "longest_mean" in plan else 1.0  # of the mean, in clips
+    proxy = (longest * vectors * plain) ** 2 / own.dimension + spread
+    proxy += noises / 4 if "rounded" in mechanism else 0.0  # the rounding's own
+    slope, excess = reach / proxy, 0.0
+    if own.kind == "skellam":  # heavier tails than a Gaussian's
+        slope = min(slope, 1.0)
+        excess = spread * (math.cosh(slope) - 1 - slope**2 / 2)
+    tail = math.exp(
+        min(0.0, slope * (slope * proxy / 2 - reach) + excess)
+    )  # sub-Gaussian, of one coordinate's side
+    yield "mechanism.wrap_probability", min(1.0, 2 * own.dimension * tail)
     if name != "Centered":  # lengthened by conditional rounding (Kairouz, Liu and Steinke 2021)
         spread = math.sqrt(2 * math.log(1 / float.fromhex(mechanism["rounded"]["beta"]["is"])))
         square = math.ceil(min((plain + root) ** 2, plain**2 + own.dimension / 4 + spread * (plain + root / 2)))
@@ -324,23 +336,6 @@ def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterato
     yield from (("mechanism.sigma", width * step), ("mechanism.noise_multiplier", width / shift))
 
 
-def _wrapped(plan: Json, own: Event, radius: float) -> float:
-    """Return the bound on the chance that a coordinate of a sum leaves the ring: sub-Gaussian tails."""
-    vectors = noises = own.cohort_size
-    if own.unit == "record":
-        vectors = int(binom.isf(1e-6, plan["records"], float(own.rate)))
-    is_whole = plan["mechanism"][""] == "Shared"
-    spread, reach = float(own.variance) * (1 if is_whole else noises), (1 << plan["ring"]["bits"]) / 2
-    longest = float.fromhex(plan["longest_mean"]["is"]) if "longest_mean" in plan else 1.0  # of the mean, in clips
-    proxy = (longest * vectors * radius) ** 2 / own.dimension + spread
-    proxy += noises / 4 if "rounded" in plan["mechanism"] else 0.0  # the rounding's own
-    slope, excess = reach / proxy, 0.0
-    if own.kind == "skellam":  # heavier tails than a Gaussian's
-        slope = min(slope, 1.0)
-        excess = spread * (math.cosh(slope) - 1 - slope**2 / 2)
-    return min(1.0, 2 * own.dimension * math.exp(min(0.0, slope * (slope * proxy / 2 - reach) + excess)))
-
-
 @dataclass(frozen=True)
 class Part:
     """An event as one observer sees it; widths are in lattice steps."""
@@ -352,9 +347,7 @@ class Part:
     shift: float  # how far neighbours are apart where a unit takes part
     variance: float  # of the noise that is left
     excess: float  # what a cap on participations adds to delta while cohorts are hidden (theory 14)
-    is_block: bool = (
-        False  # whether a client is in one of its releases, and it is hidden in which (theory 14, once)
-    )
+    is_block: bool = False  # whether a client is in one of its releases, and it is hidden in which (theory 14)
 
     @property
     def round(self) -> "Part":

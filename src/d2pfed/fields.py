@@ -20,30 +20,29 @@ Kind = TypeVar("Kind")
 PRIVACY, TRAINING, DATA, RUN = "Privacy", "Training", "Data", "Run"  # the sections of the command line's help
 
 
-def about(
+def setting(
+    default: object,
     text: str,
-    section: str,
+    section: str = PRIVACY,
     *,
     unset: str = "",
     parse: Callable[[str], object] | None = None,
     filled_in: str = "",
-) -> dict[str, object]:
-    """Return the metadata of a field.
+    also: Mapping[str, object] = {},
+) -> Any:  # noqa: ANN401 - of its field
+    """Return a described field with a default.
 
     Args:
+        default: The default.
         text: What the setting means, as a sentence.
         section: The section of the command line's help that lists it.
         unset: What None stands for, in words, where the field may be None.
         parse: How a string becomes a value, for a type that is no enum, or a number that may be a name as well.
         filled_in: Who fills the field in where it is left out, for a field that must be known in the end.
+        also: Further metadata.
     """
-    return {"help": text, "section": section, "unset": unset, "parse": parse, "filled_in": filled_in}
-
-
-def setting(default: object, text: str, section: str = PRIVACY, **more: Any) -> Any:  # noqa: ANN401 - of its field
-    """Return a described field with a default; `more` is what `about` takes, and further metadata as `also`."""
-    also: Mapping[str, object] = more.pop("also", {})
-    return dataclasses.field(default=default, metadata=about(text, section, **more) | dict(also))
+    found = {"help": text, "section": section, "unset": unset, "parse": parse, "filled_in": filled_in}
+    return dataclasses.field(default=default, metadata=found | dict(also))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +76,7 @@ def descriptions(kind: type) -> tuple[Description, ...]:
                 default=dataclasses.MISSING if item.metadata["filled_in"] else item.default,
                 optional=type(None) in kinds,
                 takes_function=any(get_origin(part) is Callable for part in kinds),
-                **{name: item.metadata[name] for name in about("", "")},
+                **{name: item.metadata[name] for name in ("help", "section", "unset", "parse", "filled_in")},
             )
         )
     return tuple(found)

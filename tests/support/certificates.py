@@ -23,7 +23,7 @@ from d2pfed.round import Attempt, local_sum, run_plan
 from d2pfed.secagg.crypto import sign, signing_public
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
-from reproduction.job import Settings, task_job
+from reproduction.job import Settings, execute, task_job
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
 PUBLIC = signing_public(SECRET).hex()
@@ -94,7 +94,7 @@ def train_silos(path: Path, **changes: object) -> Path:
 def train(path: Path, ledger: Path | None = None, **changes: object) -> Path:
     """Return the directory of such a run at its end."""
     with patch("d2pfed.runs.report.write_report"):  # plots take most of the time
-        job(**changes).execute(path, ledger, lambda _: True)
+        execute(job(**changes), path, ledger, lambda _: True)
     return path
 
 

@@ -261,9 +261,8 @@ def epsilon_of(
     count = 1 if sampling.method is Sampling.ONCE else rounds
     if accountant is Accountant.PLD:
         if pair.rate == 1:
-            return gaussian_epsilon(
-                delta, math.sqrt(composed([(AdditiveCost((pair.ratio**2,)), count)]).values[0])
-            )
+            (squared,) = composed([(AdditiveCost((pair.ratio**2,)), count)]).values
+            return gaussian_epsilon(delta, math.sqrt(squared))
         pair = _cohort_pair(pair.ratio, pair.rate, adjacency)
         return composed(loss_distributions([(pair, count)], delta, points)).epsilon(delta)
 

@@ -99,10 +99,7 @@ def surrogate(noise: DiscreteGaussianSum, releases: int) -> Surrogate | None:
         return None
     for _ in range(50):
         middle = (low + high) / 2
-        if smoothing_gap(width, middle) <= target:
-            high = middle
-        else:
-            low = middle
+        low, high = (low, middle) if smoothing_gap(width, middle) <= target else (middle, high)
     slack = noise.dimension * (gap + smoothing_gap(width, high))
     return Surrogate(math.sqrt(width * width - high * high), slack) if math.isfinite(slack) else None
 
@@ -159,9 +156,6 @@ def costliest_choice(costs: Sequence[tuple[AdditiveCost, int]], most: int) -> Ad
 # From the cost of a release to its cost behind a fixed-size cohort drawn at a rate.
 Amplification = Callable[[AdditiveCost, float], AdditiveCost]
 
-# From the cost of a noise, and the amplification of a cost, to the composed cost.
-TotalCost = Callable[[NoiseCost, Amplification], AdditiveCost]
-
 # Shares of delta that binomial releases may use up together; the rest pays for advanced composition.
 _BINOMIAL_SHARES = (0.9, 0.5, 0.1, 0.01, 0.001)
 
@@ -187,7 +181,7 @@ def method_for(noises: Sequence[Noise], releases: int) -> Method:
 
 def total_epsilon(
     method: Method,
-    total: TotalCost,
+    total: Callable[[NoiseCost, Amplification], AdditiveCost],
     delta: float,
     releases: int,
     grid: Callable[[int], FloatArray] = rdp.dense_orders,
@@ -251,9 +245,7 @@ def filtered_epsilon(noises: Counter[Noise], radii: int, delta: float) -> float:
             _, slack = gaussian_cost(noise, radii, _SMOOTHED).values
             group = Method.GAUSSIAN if slack <= _SLACK / _SMOOTHED else Method.RDP
         groups.setdefault(group, Counter())[noise] += count
-    if (
-        Method.RDP in groups
-    ):  # Gaussians have a Renyi curve as well, and one curve for both is less than two epsilons
+    if Method.RDP in groups:  # Gaussians have a curve as well, and one for both is less than two epsilons
         groups[Method.RDP] += groups.pop(Method.GAUSSIAN, Counter())
     if len(groups) < 2:
         return max(

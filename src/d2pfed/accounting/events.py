@@ -8,7 +8,7 @@ from operator import ge
 
 from d2pfed.accounting.laws import Noise
 from d2pfed.errors import ConfigError, shown
-from d2pfed.fields import Choice, check_fields
+from d2pfed.fields import Choice, check_fields, check_range
 from d2pfed.numerics import canonical
 
 MOST_SILOS = 100  # that one person may have records in
@@ -107,8 +107,7 @@ class BatchSampling:
         check_fields(self)
         if not 0 < self.rate <= 1 or RATE_STEPS % self.rate.denominator:
             raise ConfigError(f"a batch's rate must be a multiple of 2^-32 in (0, 1], got {self.rate}")
-        if not 1 <= self.max_silos <= MOST_SILOS:
-            raise ConfigError(f"max_silos must be in [1, {MOST_SILOS}], got {shown(self.max_silos)}")
+        check_range("max_silos", self.max_silos, 1, MOST_SILOS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,9 +144,8 @@ class FilterDecision:
 
     admitted: bool  # whether all of them are within the budget, whatever was chosen from outputs
     composed_epsilon: float  # of exactly these plans; of more than one it holds on the `CONDITION` only
-    units: tuple[
-        int, ...
-    ] = ()  # what each cost in rounds of the reference, declared ones first; empty without one
+    # What each cost in rounds of the reference, declared ones first; empty without one.
+    units: tuple[int, ...] = ()
     budget_units: int = 0  # the budget in the same units; 0 where there is no reference
     reason: str = ""  # why the last plan is refused; empty if it is admitted
 

@@ -8,7 +8,6 @@ delta is.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -199,13 +198,11 @@ def _seen(
     found = np.maximum(np.roll(masses, size // 2 - center)[inside], 0.0) * weights
     ahead = step * np.arange(size)  # how far above epsilon a loss lies; what rounding can do is bounded in L2
     rounded = np.expm1(-ahead) * np.exp(-slope * ahead)
-    return (
-        offsets[inside],
-        weights,
-        _profile(found, step),
-        relative,
-        error * weights * math.sqrt(inner(rounded, rounded)),
-    )
+    # The sum of mass (1 - exp(loss' - loss))_+ at every grid loss', from sums of positive terms alone.
+    kept = np.zeros_like(found)
+    kept[:-1] = math.exp(-step) * decayed_sums(found[1:], step)
+    profile = np.asarray(math.expm1(step) * np.cumsum(kept[::-1])[::-1], dtype=np.float64)
+    return offsets[inside], weights, profile, relative, error * weights * math.sqrt(inner(rounded, rounded))
 
 
 def inner(left: FloatArray, right: FloatArray) -> float:
@@ -249,10 +246,6 @@ class _Moments:
     log: float
     mean: float
     variance: float
-
-
-def _is_tilted_below(log_pmfs: Sequence[_LogPmf], goal: float, slope: float) -> bool:
-    return _tilt(log_pmfs, slope).mean < goal
 
 
 def _tilt(log_pmfs: Sequence[_LogPmf], slope: float) -> _Moments:
@@ -314,35 +307,30 @@ def profile_bounds(pmfs: CountedPmfs, top: int) -> tuple[FloatArray, FloatArray]
     most = math.fsum(pmf.count * float(pmf.values[-1]) for pmf in log_pmfs)
     while goal < min(top * step, most):
         moments = _tilt(log_pmfs, slope)
-        first, low, high = _near(log_pmfs, slope, moments)
-        begin, end = max(0, first), min(top + 1, first + len(low))
-        if begin < end:
-            lower[begin:end] = np.maximum(lower[begin:end], low[begin - first : end - first])
-            upper[begin:end] = np.minimum(upper[begin:end], high[begin - first : end - first])
+        center, half = round(moments.mean / step), _HALF_WIDTH * (math.sqrt(moments.variance) + step)
+        if slope == _FLATTEST:
+            half = max(half, moments.mean + 2 * step)  # the first of them holds epsilon 0
+        while (outside := _outside(log_pmfs, slope, moments, half)) > _WRAPPED:
+            half *= 1.5
+        size = 1 << max(6, math.ceil(math.log2(2 * half / step + 2)))
+        if size <= _WIDEST:
+            offsets, weights, found, relative, rounding = _seen(log_pmfs, slope, center, size)
+            # What wraps is in the window at a wrong place, and what is above it is missed: either is at most its
+            # tilted mass.
+            wrong = rounding + outside * weights
+            with np.errstate(over="ignore"):
+                unit = np.exp(moments.log - slope * center * step)
+                low, high = (1 - relative) * found - wrong, (1 + relative) * found + wrong + math.exp(-_STEEPEST)
+                low, high = unit * np.maximum(low, 0.0), unit * high
+            first = center + int(offsets[0])
+            begin, end = max(0, first), min(top + 1, first + len(low))
+            if begin < end:
+                lower[begin:end] = np.maximum(lower[begin:end], low[begin - first : end - first])
+                upper[begin:end] = np.minimum(upper[begin:end], high[begin - first : end - first])
         goal = moments.mean + _APART * (math.sqrt(moments.variance) + step)
-        slope = _root(partial(_is_tilted_below, log_pmfs, goal))
+        slope = _root(lambda at: _tilt(log_pmfs, at).mean < goal)  # noqa: B023 - it is called at once
     upper = np.minimum.accumulate(upper) + infinite + _SMALLEST_TAIL
     return np.maximum.accumulate(lower[::-1])[::-1], upper
-
-
-def _near(log_pmfs: Sequence[_LogPmf], slope: float, moments: _Moments) -> tuple[int, FloatArray, FloatArray]:
-    """Return bounds on the profile about the mean loss under a tilt, and the grid point of the first of them."""
-    step = log_pmfs[0].losses.step
-    center, half = round(moments.mean / step), _HALF_WIDTH * (math.sqrt(moments.variance) + step)
-    if slope == _FLATTEST:
-        half = max(half, moments.mean + 2 * step)  # the first of them holds epsilon 0
-    while (outside := _outside(log_pmfs, slope, moments, half)) > _WRAPPED:
-        half *= 1.5
-    size = 1 << max(6, math.ceil(math.log2(2 * half / step + 2)))
-    if size > _WIDEST:
-        return center, np.zeros(0), np.zeros(0)
-    offsets, weights, found, relative, rounding = _seen(log_pmfs, slope, center, size)
-    # What wraps is in the window at a wrong place, and what is above it is missed: either is at most its tilted mass.
-    wrong = rounding + outside * weights
-    with np.errstate(over="ignore"):
-        unit = np.exp(moments.log - slope * center * step)
-        low, high = (1 - relative) * found - wrong, (1 + relative) * found + wrong + math.exp(-_STEEPEST)
-        return center + int(offsets[0]), unit * np.maximum(low, 0.0), unit * high
 
 
 def _outside(log_pmfs: Sequence[_LogPmf], slope: float, moments: _Moments, half: float) -> float:
@@ -368,13 +356,6 @@ def _power(base: npt.NDArray[np.complex128], count: int) -> npt.NDArray[np.compl
         if count:
             base = base * base
     return result
-
-
-def _profile(masses: FloatArray, step: float) -> FloatArray:
-    """Return sum of mass (1 - exp(loss' - loss))_+ at every grid loss', from sums of positive terms alone."""
-    kept = np.zeros_like(masses)
-    kept[:-1] = math.exp(-step) * decayed_sums(masses[1:], step)
-    return np.asarray(math.expm1(step) * np.cumsum(kept[::-1])[::-1], dtype=np.float64)
 
 
 def _crossing(losses: FloatArray, profile: FloatArray, wanted: float) -> float:

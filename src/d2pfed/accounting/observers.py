@@ -73,9 +73,7 @@ class Observer:
         return f"{self.view}({self.colluders})" if self.colluders else str(self.view)
 
 
-RELEASED, SERVER, CLIENT, ALONE = (
-    Observer(view) for view in (View.RELEASED, View.SERVER, View.CLIENT, View.ALONE)
-)
+RELEASED, SERVER, CLIENT, ALONE = (Observer(one) for one in (View.RELEASED, View.SERVER, View.CLIENT, View.ALONE))
 
 
 def colluding(colluders: int) -> Observer:

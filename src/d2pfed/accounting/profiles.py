@@ -89,10 +89,7 @@ def gaussian_epsilon(delta: float, ratio: float) -> float:
         return 0.0
     while high - low > _RELATIVE_GUARD * high:
         middle = (low + high) / 2
-        if gaussian_delta(middle, ratio) > wanted:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if gaussian_delta(middle, ratio) > wanted else (low, middle)
     return high
 
 
@@ -159,8 +156,6 @@ def fixed_size_zero_out_delta(epsilon: FloatArray, ratio: float, rate: float) ->
     Guarantee: dominates every such pair when `ratio` is that of one radius; the reversed order has `fixed_size_delta`
     at one radius. Proof: theory.md#fixed-size-zero-out. Checked: test_accounting_zero_out.py.
     """
-    from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load
-
     # The loss is increasing in the output z; it passes epsilon where t = exp(ratio z) solves t^2 - a t - c = 0 with
     # a = exp(epsilon + ratio^2 / 2) and c = (exp(epsilon) - 1) (1 - rate) / rate.
     with np.errstate(divide="ignore"):
@@ -168,16 +163,20 @@ def fixed_size_zero_out_delta(epsilon: FloatArray, ratio: float, rate: float) ->
     log_a = epsilon + ratio * ratio / 2
     square = 4 * np.exp(others - 2 * log_a)  # at most (1 - rate) / rate
     z = (log_a + np.log1p(square / (2 * (1 + np.sqrt(1 + square))))) / ratio
+    return _gain(z, ratio, rate, epsilon, others)
+
+
+def _gain(z: FloatArray, ratio: float, rate: float, middle: FloatArray, opposite: FloatArray) -> FloatArray:
+    """Return what a Gaussian of this rate has above z, less two below it, weighted by these logarithms."""
+    from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load
+
     if ratio <= NARROW:
         # At z the densities are equal, and tails are densities times Mills ratios.
-        near = scaled_density(z, epsilon) * mills_drop(z - ratio, ratio)
-        far_side = scaled_density(z + ratio, others) * mills_drop(z - ratio, 2 * ratio)
-        return rate * (near + far_side)
+        near = scaled_density(z, middle) * mills_drop(z - ratio, ratio)
+        return rate * (near + scaled_density(z + ratio, opposite) * mills_drop(z - ratio, 2 * ratio))
     own = log_ndtr(ratio - z)
-    zero = epsilon + log_ndtr(-z)
-    opposite = others + log_ndtr(-ratio - z)
-    left = np.maximum(-np.expm1(np.logaddexp(zero, opposite) - own), 0.0)
-    return np.asarray(rate * np.exp(own) * left, dtype=np.float64)
+    others = np.logaddexp(middle + log_ndtr(-z), opposite + log_ndtr(-ratio - z))
+    return np.asarray(rate * np.exp(own) * np.maximum(-np.expm1(others - own), 0.0), dtype=np.float64)
 
 
 def poisson_add_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
@@ -198,8 +197,6 @@ def poisson_replace_delta(epsilon: FloatArray, ratio: float, rate: float) -> Flo
     Guarantee: dominates every pair of vectors of that norm. Proof: theory.md#poisson.
     Checked: test_accounting_rdp.py against quadrature.
     """
-    from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load
-
     # The loss is increasing in the output z; where it passes epsilon, exp(ratio z - epsilon / 2) = exp(w) with
     # sinh(w) = sinh(epsilon / 2) exp(ratio^2 / 2) (1 - rate) / rate.
     with np.errstate(divide="ignore"):
@@ -208,16 +205,7 @@ def poisson_replace_delta(epsilon: FloatArray, ratio: float, rate: float) -> Flo
     far = log_sinh > _FAR
     w = np.where(far, log_sinh + math.log(2), np.arcsinh(np.exp(np.where(far, 0.0, log_sinh))))
     z = (epsilon / 2 + w) / ratio
-    if ratio <= NARROW:
-        # At z the densities are equal, and tails are densities times Mills ratios.
-        near = scaled_density(z, others) * mills_drop(z - ratio, ratio)
-        far_side = scaled_density(z + ratio, epsilon) * mills_drop(z - ratio, 2 * ratio)
-        return rate * (near + far_side)
-    own = log_ndtr(ratio - z)
-    other = others + log_ndtr(-z)
-    opposite = epsilon + log_ndtr(-ratio - z)
-    left = np.maximum(-np.expm1(np.logaddexp(other, opposite) - own), 0.0)
-    return np.asarray(rate * np.exp(own) * left, dtype=np.float64)
+    return _gain(z, ratio, rate, others, epsilon)
 
 
 # A person with several coins: a binomial mixture of shifted Gaussians against one at zero. With z the output in
@@ -371,9 +359,7 @@ class SampledRdp:
         return profile
 
 
-DominatingPair = (
-    SampledGaussian | SampledRdp
-)  # of one release: its profiles, and the slack of a surrogate behind them
+DominatingPair = SampledGaussian | SampledRdp  # of one release: profiles, and the slack of a surrogate behind them
 
 
 def rdp_delta(epsilon: FloatArray, noise: Noise, radii: int) -> FloatArray:

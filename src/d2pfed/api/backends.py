@@ -214,9 +214,7 @@ def backend_for(job: "Job", options: RunOptions, path: Path) -> tuple[Backend, s
             try_silos(job.model, params, job.clients)
         with explained("gradients cannot be taken record by record"):
             tried = learning.RecordTrainer(job.model, job.clients, job.groups).tried(params, plan.divisor)
-        how = (
-            f"{tried.chunk} at once" if tried.chunk > 1 else "one by one, as they depend on their place in a chunk"
-        )
+        how = f"{tried.chunk} at once" if tried.chunk > 1 else "one by one, as their place in a chunk matters"
         return Silos(tried), f"Records are processed {how}, each clipped by itself."
     trainer: UserTrainer
     client, others, is_ours, seconds = 0, [], not isinstance(job.clients, learning.UserClients), math.inf

@@ -108,9 +108,7 @@ class LedgerRecord:
     def require_head(self, head: Head, where: str) -> None:
         """Refuse a ledger that does not hold a row which someone has seen."""
         if head.seq >= len(self.hashes) or self.hashes[head.seq] != head.hash:
-            raise ConfigError(
-                f"the ledger does not hold row {head.seq} as {where} has seen it: an older or another one"
-            )
+            raise ConfigError(f"the ledger lacks row {head.seq} as {where} has seen it: an older or another one")
 
 
 def event(head: Head, begun: ChargedRun) -> Json:
@@ -122,7 +120,6 @@ def event(head: Head, begun: ChargedRun) -> Json:
 def planned(plan: RunPlan) -> Json:
     """Return what a run is charged for, or was declared as, by all that its cost depends on."""
     release, noise = plan.release, plan.release.noise
-    rate, coins = _coins(release)
     contributors, dimension = (getattr(noise, name, 1) for name in ("contributors", "dimension"))
     if isinstance(noise, DiscreteGaussianSum):
         l1 = l1_radius(noise.radius, noise.dimension)
@@ -135,8 +132,8 @@ def planned(plan: RunPlan) -> Json:
         "method": release.sampling.method.value,
         "population": release.sampling.population,
         "cohort_size": release.sampling.cohort_size,
-        "rate": str(rate),
-        "coins": coins,
+        "rate": str(_rate(release)),
+        "coins": release.max_silos,
         "kind": noise.kind,
         "variance": str(noise.one_variance),
         "contributors": contributors,
@@ -149,11 +146,10 @@ def planned(plan: RunPlan) -> Json:
     }
 
 
-def _coins(release: Release) -> tuple[Fraction, int]:
-    """Return the probability that a unit is in a release, and how many such coins it has."""
-    if release.batches is not None:
-        return release.batches.rate, release.batches.max_silos
-    return Fraction(release.sampling.cohort_size, release.sampling.population), 1
+def _rate(release: Release) -> Fraction:
+    """Return the probability that a unit is in a release: a client's, or that of each coin of a record's."""
+    drawn = Fraction(release.sampling.cohort_size, release.sampling.population)
+    return drawn if release.batches is None else release.batches.rate
 
 
 def statement(
@@ -246,7 +242,7 @@ def drawn(release: Release, enforced_by: str) -> Json:
         "means": _DRAWN[sampling.method] if release.batches is None else _BY_COINS,
         "population": sampling.population,
         "cohort_size": sampling.cohort_size,
-        "rate": str(_coins(release)[0]),
+        "rate": str(_rate(release)),
         "enforced_by": enforced_by,
     }
 
@@ -322,11 +318,8 @@ def _assumptions(plan: Plan) -> list[str]:
         "At most the stated number of clients of a cohort collude, and honest clients run the stated software.",
         "What a client trains depends on released sums and its own data, never on its own noise.",
     ]
-    if (
-        plan.colluders
-        and plan.cohort_size < plan.sampling.population
-        and plan.sampling.method is not Sampling.NONE
-    ):
+    is_drawn = plan.cohort_size < plan.sampling.population and plan.sampling.method is not Sampling.NONE
+    if plan.colluders and is_drawn:
         found.append(f"That a drawn cohort has more colluders than stated has a chance of at most {UNCOUNTED}.")
     if plan.committee is not None:
         size, colluders, width = plan.committee.size, plan.committee.colluders, float(plan.least_width)

@@ -88,9 +88,8 @@ def certify(
         make_secret(file)
     secret = read_secret(file)
     public = signing_public(secret).hex()
-    signed = canonical(
-        {"statement": content, "public_key": public, "signature": sign(secret, canonical(content)).hex()}
-    )
+    signature = sign(secret, canonical(content)).hex()
+    signed = canonical({"statement": content, "public_key": public, "signature": signature})
     directory = (run if run.is_dir() else run.parent) if output is None else Path(output)
     shown = {"certificate.html": page(content, signed, public), "registry.yaml": registry_entry(content)}
     try:
@@ -144,9 +143,7 @@ def check_ledger(content: Json, ledger: Path) -> str:
         raise Wrong(str(error)) from error
     found = [event(own, begun) for own, begun in record.runs if own.seq <= head.seq]
     if content["events"] != found:
-        raise Wrong(
-            f"up to row {head.seq} it has charged other runs than the certificate states, or left some out"
-        )
+        raise Wrong(f"up to row {head.seq} it has charged other runs than the certificate states, or left one out")
     if claimed.get("budget") != (budget := allowed(record.found.budget)):
         raise Wrong(f"it allows {budget}, and the certificate states {str(claimed.get('budget'))[:200]}")
     return f"its chain of {head.seq + 1} rows leads to the certificate's head, and its charged runs are the events"

@@ -5,21 +5,16 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from d2pfed.accounting import SERVER, Adjacency, CohortSampling, Sampling, Unit
+from d2pfed.accounting import Adjacency, CohortSampling, Sampling, Unit
 from d2pfed.errors import ConfigError
 from d2pfed.fields import check_range, checked_fields
-from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget, RotationName
+from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget
 from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, MOST_COHORT, MOST_ROUNDS
 from d2pfed.plan.calibrate import ideal_multiplier
-from d2pfed.plan.target import AUTO, USUAL_LONGEST_MEAN
+from d2pfed.plan.target import AUTO
 
-RECORD_PRIVACY = PrivacyTarget(
-    unit=Unit.RECORD,
-    against=SERVER,
-    colluders=0.1,
-    rotation=RotationName.AUTO,
-    compression=AUTO,
-    longest_mean=USUAL_LONGEST_MEAN,
+RECORD_PRIVACY = replace(
+    DEFAULT_TARGET, unit=Unit.RECORD, sampling=Sampling.NONE, adjacency=Adjacency.ADD_REMOVE, dropouts=0.0
 )
 NOISE_TO_CLIP = 2.0  # norm of a round's noise over the clip, up to which a cohort is made smaller for more rounds
 LEAST_ROUNDS, MANY_ROUNDS = 10, 100  # that are chosen

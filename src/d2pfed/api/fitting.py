@@ -124,9 +124,7 @@ def fit(
                 f"a run is called as its directory is: give name or directory, got {options.name} and {directory}"
             )
         if not resume and (Path(directory) / "settings.json").exists():
-            raise ConfigError(
-                f"{directory} holds a run: resume=True goes on with it, another directory begins a new one"
-            )
+            raise ConfigError(f"{directory} holds a run: resume=True continues it, another directory begins one")
     if seed is not None:
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ConfigError(f"seed must be a whole number, got {seed!r}")

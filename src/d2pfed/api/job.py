@@ -1,12 +1,13 @@
 """A simulated run, of `fit`, `train` and audits: what decides it, its plan, and its clients brought to the driver."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from d2pfed import learning, simulation
 from d2pfed.accounting import CohortSampling, Sampling, Unit
 from d2pfed.api.complete_target import scope_of
 from d2pfed.api.result import add_norms
@@ -14,20 +15,6 @@ from d2pfed.api.settings import EarlyStop, Mode, RunOptions
 from d2pfed.api.workload import ModelEvaluator, Workload
 from d2pfed.deploy.state import may_outlive_rounds
 from d2pfed.errors import ConfigError
-from d2pfed.learning import (
-    Clients,
-    Examples,
-    Groups,
-    LocalTrainer,
-    LocalTraining,
-    Model,
-    Optimizer,
-    Precision,
-    RecordTrainer,
-    Schedule,
-    UserClients,
-    fixed_content,
-)
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.plan import MechanismName, Plan, PrivacyTarget, Protocol, ProtocolChoice, RotationName, calibrate
@@ -35,15 +22,6 @@ from d2pfed.plan.plan import TYPES
 from d2pfed.round import can_stand
 from d2pfed.runs import ArrayShape, Listener, Run, RunSettings, RunSummary, open_run
 from d2pfed.runs.json_files import read_text
-from d2pfed.simulation import (
-    Backend,
-    ClearFederation,
-    Dropouts,
-    Fidelity,
-    SerialBackend,
-    SimulatedFederation,
-    StandingFederation,
-)
 from d2pfed.simulation.rehearsal import rehearse
 from d2pfed.training import Cohorts, SecondMoment, ServerOptimizer
 
@@ -55,7 +33,7 @@ _KEPT = "Personal layers stay with their clients: the metrics are those of the m
 class Details:
     """What decides a simulated run beside what every run has; module and data have a fingerprint."""
 
-    local: LocalTraining
+    local: learning.LocalTraining
     cohort_size: int
     loss: str
     fixed: str  # digest of all parameters and buffers that are not trained
@@ -63,20 +41,16 @@ class Details:
     max_weight: float | None = field(default=None, metadata=_LATER)  # None: all weigh alike
     unit: str | None = field(default=None, metadata=_LATER)  # "owner" where rows have one
     personal: tuple[str, ...] | None = field(default=None, metadata=_LATER)  # parameters that clients keep
-    dropouts: Dropouts | None = field(default=None, metadata=_LATER)  # None: nobody is lost
-    fidelity: Fidelity | None = field(default=None, metadata=_LATER)  # None: sums
+    dropouts: simulation.Dropouts | None = field(default=None, metadata=_LATER)  # None: nobody is lost
+    fidelity: simulation.Fidelity | None = field(default=None, metadata=_LATER)  # None: sums
     task: str | None = field(default=None, metadata=_LATER)  # its name, and the model's, if they have one
     model: str | None = field(default=None, metadata=_LATER)
 
 
-_TYPES = TYPES | {
-    kind.__name__: kind
-    for kind in (
-        *(RunSettings, PrivacyTarget, MechanismName, ProtocolChoice, RotationName, ServerOptimizer, SecondMoment),
-        *(ArrayShape, Details, LocalTraining, Optimizer, Schedule, Precision, Dropouts, Fidelity),
-        *(EarlyStop, Mode),
-    )
-}
+_TARGET = RunSettings, PrivacyTarget, MechanismName, ProtocolChoice, RotationName, ServerOptimizer, SecondMoment
+_LOCAL = learning.LocalTraining, learning.Optimizer, learning.Schedule, learning.Precision
+_RUN = ArrayShape, Details, simulation.Dropouts, simulation.Fidelity, EarlyStop, Mode
+_TYPES = TYPES | {kind.__name__: kind for kind in (*_TARGET, *_LOCAL, *_RUN)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,24 +60,24 @@ class Job:
     settings: RunSettings
     plan: Plan | None = field(repr=False)  # None: in the clear
     sampling: CohortSampling
-    model: Model
-    clients: Clients | UserClients
+    model: learning.Model
+    clients: learning.Clients | learning.UserClients
     evaluator: ModelEvaluator
-    validation: Examples | None = field(default=None, repr=False)
-    groups: Groups | None = field(default=None, repr=False)
+    validation: learning.Examples | None = field(default=None, repr=False)
+    groups: learning.Groups | None = field(default=None, repr=False)
     weights: tuple[float, ...] | None = field(default=None, repr=False)
-    own_local: LocalTraining | None = None  # with the user's own functions, of which the settings have the names
-    whole: Model | None = None  # with the layers that clients keep, where they keep some
+    own_local: learning.LocalTraining | None = None  # with the user's own functions, which settings only name
+    whole: learning.Model | None = None  # with the layers that clients keep, where they keep some
     notes: tuple[str, ...] = ()  # on what was chosen, one line each
     name: str = "run"  # of its directory, by default
     fingerprint: Mapping[str, str] = field(default_factory=dict, repr=False)  # of module, functions and data
 
-    def trainer(self) -> LocalTrainer:
+    def trainer(self) -> learning.LocalTrainer:
         """Return the local training of its clients, for a backend."""
-        return LocalTrainer(self.model, self.clients, self.local)
+        return learning.LocalTrainer(self.model, self.clients, self.local)
 
     @property
-    def local(self) -> LocalTraining:
+    def local(self) -> learning.LocalTraining:
         """How its clients train."""
         return self.own_local or self.details.local
 
@@ -114,59 +88,42 @@ class Job:
             raise TypeError("the settings are of no simulated run")
         return self.settings.details
 
-    def execute(
-        self,
-        path: Path,
-        ledger: Path | None,
-        listen: Listener,
-        backend: Backend | None = None,
-        *,
-        evaluate_every: int = 1,
-    ) -> RunSummary:
-        """Train from where the run is to its end, its budget's end, or the listener's request to stop.
-
-        `ledger` is one that other runs over these clients share, None the run's own. `backend` says where clients are
-        trained, None in this process; a run may go on with another backend than it began with. It is closed at the end.
-        """
-        with closing(backend or SerialBackend(self.trainer())) as where, self.open(path, ledger) as run:
-            return self.train(run, listen, where, evaluate_every=evaluate_every)
-
     def open(self, path: Path, ledger: Path | None) -> AbstractContextManager[Run]:
         """Open the run in its directory."""
         return open_run(path, self.settings, self.plan, self.model.initial(), ledger=ledger)
 
-    def train(self, run: Run, listen: Listener, backend: Backend, *, evaluate_every: int) -> RunSummary:
+    def train(self, run: Run, listen: Listener, backend: simulation.Backend, *, evaluate_every: int) -> RunSummary:
         """Train an open run, after a rehearsal of the protocol if it is new."""
         stop = self.details.early_stop
         if self.plan is None:
             note = partial(add_norms, run.directory.path)
-            clear = ClearFederation(backend, self.cohorts(run), run.name, note_norms=note)
+            clear = simulation.ClearFederation(backend, self.cohorts(run), run.name, note_norms=note)
             return run.train(clear, self.evaluator, listen, evaluate_every=evaluate_every, stop=stop)
         if run.state.rounds == 0:  # once, before anybody's data is touched
             _rehearse_once(self.plan.codec.length, self.plan.ring.bits, self.plan.secret)
         if self.plan.protocol is Protocol.STANDING and can_stand(self.plan):
-            standing = StandingFederation(
+            standing = simulation.StandingFederation(
                 plan=self.plan,
                 run=run.name,
                 backend=backend,
-                dropouts=self.details.dropouts or Dropouts(),
-                fidelity=self.details.fidelity or Fidelity.SUM,
+                dropouts=self.details.dropouts or simulation.Dropouts(),
+                fidelity=self.details.fidelity or simulation.Fidelity.SUM,
                 entropy=self._entropy().child("clients"),
             )
             return run.train(standing, self.evaluator, listen, evaluate_every=evaluate_every, stop=stop)
         private = self.federation(run, backend)
         return run.train(private, self.evaluator, listen, evaluate_every=evaluate_every, stop=stop)
 
-    def federation(self, run: Run, backend: Backend) -> SimulatedFederation:
+    def federation(self, run: Run, backend: simulation.Backend) -> simulation.SimulatedFederation:
         """Return the clients of a run that has a plan, whose sums are private."""
         if self.plan is None:
             raise ValueError("a run in the clear has no federation")
-        return SimulatedFederation(
+        return simulation.SimulatedFederation(
             plan=self.plan,
             backend=backend,
             cohorts=self.cohorts(run),
-            dropouts=self.details.dropouts or Dropouts(),
-            fidelity=self.details.fidelity or Fidelity.SUM,
+            dropouts=self.details.dropouts or simulation.Dropouts(),
+            fidelity=self.details.fidelity or simulation.Fidelity.SUM,
             entropy=self._entropy().child("clients"),
             ledger=run.ledger,
         )
@@ -213,7 +170,7 @@ def plan_job(
         population=clients.population,
         rounds=rounds,
         cohort_size=cohort_size,
-        count_units=lambda: RecordTrainer(model, clients, training.groups).count_all(),
+        count_units=lambda: learning.RecordTrainer(model, clients, training.groups).count_all(),
         is_main_job=work.is_main_job,
     )
     local = training.local(scope.rounds, **steps)
@@ -260,8 +217,8 @@ def plan_job(
             max_weight=training.max_weight,
             unit=None if training.groups is None else "owner",
             personal=kept or None,
-            dropouts=None if options.dropouts == Dropouts() else options.dropouts,
-            fidelity=None if options.fidelity is Fidelity.SUM else options.fidelity,
+            dropouts=None if options.dropouts == simulation.Dropouts() else options.dropouts,
+            fidelity=None if options.fidelity is simulation.Fidelity.SUM else options.fidelity,
             task=task_name,
             model=model_name,
         ),
@@ -284,10 +241,10 @@ def plan_job(
     )
 
 
-def _check_records(local: LocalTraining, work: Workload) -> None:
+def _check_records(local: learning.LocalTraining, work: Workload) -> None:
     """Refuse what only whole clients can have, where the unit is a record: it gives one gradient."""
-    usual = LocalTraining(lr=local.lr)
-    for name in (each.name for each in fields(LocalTraining) if each.name != "lr"):
+    usual = learning.LocalTraining(lr=local.lr)
+    for name in (each.name for each in fields(learning.LocalTraining) if each.name != "lr"):
         if getattr(local, name) != getattr(usual, name):
             raise ConfigError(
                 f"with the unit record a round is one step over a secret batch (batch_rate), got {name} "
@@ -297,15 +254,15 @@ def _check_records(local: LocalTraining, work: Workload) -> None:
         raise ConfigError("personal layers and collate are for the unit client: a record is seen by itself alone")
 
 
-def array_shapes(model: Model) -> tuple[ArrayShape, ...]:
+def array_shapes(model: learning.Model) -> tuple[ArrayShape, ...]:
     """Return the trained arrays of a model, in the order of its flat vector."""
     values = dict(model.module.named_parameters())
     return tuple(ArrayShape(name, tuple(values[name].shape)) for name in model.names)
 
 
-def fixed_digest(model: Model) -> str:
+def fixed_digest(model: learning.Model) -> str:
     """Return the digest of all that is not trained: a run goes on with the same only."""
-    parts = [part for name, content in fixed_content(model) for part in (name, content)]
+    parts = [part for name, content in learning.fixed_content(model) for part in (name, content)]
     return digest("d2pfed fixed parameters", *parts).hex()
 
 
@@ -319,16 +276,12 @@ def read_settings(run: Path) -> tuple[RunSettings, Details]:
         raise ConfigError(f"{file} is not of a run of `fit` or `d2pfed train`, or damaged: {error}") from error
     details = found.details
     if not isinstance(details, Details) or found.target is None:
-        raise ConfigError(
-            f"{run} is not a private run of `fit` or `d2pfed train`, whose clients can be made again"
-        )
+        raise ConfigError(f"{run} is not a private run of `fit` or `d2pfed train`, whose clients can be remade")
     local = details.local
     if any(getattr(details, name) is not None for name in ("max_weight", "unit", "personal")):
         raise ConfigError(
             f"the run in {run} has weights, owners of rows or personal layers, which its directory does not have"
         )
     if "own" in (local.optimizer, local.lr_schedule, local.step_schedule):
-        raise ConfigError(
-            f"the run in {run} has an optimizer or schedule of its own, which its directory does not have"
-        )
+        raise ConfigError(f"the run in {run} has an optimizer or schedule of its own, which its directory lacks")
     return found, details

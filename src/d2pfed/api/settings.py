@@ -99,9 +99,7 @@ class Training:
             given = "max_weight" if self.weights is None else "weights"
             raise ConfigError(f"weights and max_weight go together, got only {given}")
         if self.collate is not None and not callable(self.collate):
-            raise ConfigError(
-                f"collate must be a function of a list of examples, got {type(self.collate).__name__}"
-            )
+            raise ConfigError(f"collate must be a function of examples, got {type(self.collate).__name__}")
         for name in ("optimizer", "lr_schedule", "step_schedule"):
             if getattr(self, name) == "own":
                 raise ConfigError(f"{name} must be a function or one of the other names, got own")
@@ -159,9 +157,7 @@ class EarlyStop:
         """Return why a run with these rounds ends here; empty if it goes on."""
         values = [record.metrics[self.metric] for record in records if self.metric in record.metrics]
         if any(record.metrics and self.metric not in record.metrics for record in records):
-            raise ConfigError(
-                f"early_stop watches {self.metric}, the metrics are {', '.join(records[-1].metrics)}"
-            )
+            raise ConfigError(f"early_stop watches {self.metric}, metrics are {', '.join(records[-1].metrics)}")
         best, idle = math.inf, 0
         for value in (-value if self.mode is Mode.MAX else value for value in values):
             idle += 1

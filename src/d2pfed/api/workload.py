@@ -51,9 +51,8 @@ class ModelEvaluator:
         with explained(f"the {owner} data cannot be measured"):
             if self.metrics is None and isinstance(data, learning.Examples):
                 return learning.evaluate(self.model, params, data)
-            return learning.measure(
-                self.model, params, learning.batches_of(data, owner, self.collate), self.metrics or {}
-            )
+            batches = learning.batches_of(data, owner, self.collate)
+            return learning.measure(self.model, params, batches, self.metrics or {})
 
     def rehearse(self, params: FloatVector) -> None:
         """Measure one batch of each data set, so that a mistake shows before anything is charged.
@@ -83,7 +82,6 @@ class Workload:
     title: str
     data: str
     loss: str  # the name by which settings know it
-    task: learning.Task | None = field(default=None, repr=False)
     whole: learning.Model | None = field(default=None, repr=False)  # with the layers that clients keep, if any
     names: tuple[str, str] | None = None  # of task and model, where both can be made again by name
     is_main_job: bool = False
@@ -149,7 +147,17 @@ def workload_of(
     whole = model if training.personal else None
     model = learning.without_personal(model, training.personal) if training.personal else model
     names = None if training.personal else names
-    measured = None if task is not None and metrics is None else _checked_metrics(metrics, model)
+    measured: Mapping[str, learning.Metric] | None = None  # those of a task's examples
+    if isinstance(metrics, Mapping):
+        if not all(isinstance(name, str) and callable(metric) for name, metric in metrics.items()):
+            raise ConfigError("metrics must be functions by name")
+        if "loss" in metrics:
+            raise ConfigError("metrics has the name loss, which is the loss itself")
+        measured = metrics
+    elif metrics is not None:
+        raise ConfigError(f"metrics must be a dictionary of names and functions, got {type(metrics).__name__}")
+    elif task is None:
+        measured = learning.default_metrics(model.losses) if model.step is None else {}
     function = training.step or loss
     loss_name = getattr(function, "__qualname__", type(function).__qualname__)
     held: learning.Clients | learning.UserClients
@@ -170,25 +178,11 @@ def workload_of(
         title=type(module).__name__ if names is None else f"{names[0]}, {names[1]}",
         data=f"{held.population:,} clients" if task is None else task.description,
         loss="cross_entropy" if function is None else str(loss_name),
-        task=task,
         whole=whole,
         names=names,
         is_main_job=isinstance(clients, str) and clients == MAIN_TASK and population is None,
         fingerprint=learning.fingerprint(parts, clients if task is None else task.name),
     )
-
-
-def _checked_metrics(metrics: object, model: learning.Model) -> Mapping[str, learning.Metric]:
-    """Return the metrics by name: of class labels the accuracy, unless others are given."""
-    if metrics is None:
-        return learning.default_metrics(model.losses) if model.step is None else {}
-    if not isinstance(metrics, Mapping) or not all(
-        isinstance(name, str) and callable(metric) for name, metric in metrics.items()
-    ):
-        raise ConfigError(f"metrics must be a dictionary of names and functions, got {type(metrics).__name__}")
-    if "loss" in metrics:
-        raise ConfigError("metrics has the name loss, which is the loss itself")
-    return metrics
 
 
 def task_named(name: str, population: int | None, partition: str | None, data: Path | None) -> learning.Task:

@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -138,26 +138,21 @@ def run(app: typer.Typer, name: str) -> None:
             print(error.format_message())
             sys.exit(0)
         complaint, context = error.format_message(), getattr(error, "ctx", None)
-        _fail(name, complaint if context is None else _with_help(complaint, context))
-
-
-def _with_help(complaint: str, context: "Context") -> str:
-    """Return what the parser complains of, with the nearest name that would do and where all names are."""
-    # The parser's own suggestions differ from version to version, and some come twice.
-    found = re.match(r"No such (command|option):? '?([^'\s]*?)'?\.?(?:\s|$)", complaint)
-    if found:
-        command = context.command
-        if found[1] == "option":
-            known = [name for each in command.params for name in each.opts]
-        else:
+        if context is None:
+            _fail(name, complaint)
+        # The nearest name that would do: the parser's own suggestions differ from version to version, some come twice.
+        if found := re.match(r"No such (command|option):? '?([^'\s]*?)'?\.?(?:\s|$)", complaint):
+            command = context.command
             known = command.list_commands(context) if isinstance(command, TyperGroup) else []
-        near = "".join(f" Did you mean '{name}'?" for name in closest(found[2], known))
-        complaint = f"No such {found[1]} '{found[2]}'.{near}"
-    stop = "" if complaint.endswith((".", "?")) else "."
-    return f"{complaint}{stop} See `{context.command_path} --help`."
+            if found[1] == "option":
+                known = [each for parameter in command.params for each in parameter.opts]
+            near = "".join(f" Did you mean '{each}'?" for each in closest(found[2], known))
+            complaint = f"No such {found[1]} '{found[2]}'.{near}"
+        stop = "" if complaint.endswith((".", "?")) else "."
+        _fail(name, f"{complaint}{stop} See `{context.command_path} --help`.")
 
 
-def _fail(name: str, text: str) -> None:
+def _fail(name: str, text: str) -> NoReturn:
     # What a file says must not speak to the terminal.
     said = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
     print(f"{name}: {said}", file=sys.stderr)

@@ -131,9 +131,7 @@ def training(
 
         # The bar has a thread of its own, so workers may have to start afresh.
         start = partial(start_workers, workers=workers, prepare=use_one_thread)
-        found = audit.audit_training(
-            job, canaries, lambda trainer: start(trainer)[0], listen, confidence=confidence
-        )
+        found = audit.audit_training(job, canaries, lambda each: start(each)[0], listen, confidence=confidence)
     replace_file(run / AUDIT, to_json(found).encode(), mode=0o666)
     write_report(read_report(run), run)
     _conclude(
@@ -175,9 +173,7 @@ def membership(
     )
     for level in LEVELS:
         rate, most = found.at(level)
-        console.print(
-            f"At a false positive rate of {level:g}: {rate:.4f} of the members, at most {most:.4f} (95 %)."
-        )
+        console.print(f"At a false positive rate of {level:g}: {rate:.4f} of members, at most {most:.4f} (95 %).")
     console.print(found.shows)
     console.print(f"The plot is {plot}.", soft_wrap=True)
 
@@ -185,9 +181,7 @@ def membership(
 def require_trusted(name: str, given: str | None, option_name: str) -> str:
     """Return what to load, given here or named by a run; code that only the run names comes from its maker."""
     if given is None and not name:
-        raise ConfigError(
-            f"the run is over a user's own clients: name a function that makes them again by {option_name}"
-        )
+        raise ConfigError(f"the run is over a user's own clients: name what makes them again by {option_name}")
     if given is None and ":" in name:
         raise ConfigError(
             f"the run names code to execute, {name[:80]!r}: if you know it and trust it, name it by {option_name}"
@@ -221,9 +215,7 @@ def _job(run: Path, given: tuple[str | None, str | None], partition: str | None,
     else:
         model = user_model(made, trainable=names)
     if array_shapes(model) != settings.arrays or fixed_digest(model) != details.fixed:
-        raise ConfigError(
-            "the model is not the one that the run has trained: its arrays or fixed parameters differ"
-        )
+        raise ConfigError("the model is not the one that the run trained: its arrays or fixed parameters differ")
     clients: Clients
     if isinstance(chosen, Task):
         data_stated, clients, validation = chosen.description, chosen.clients, chosen.validation

@@ -110,9 +110,8 @@ def certify_verify(
         content = read(file)[1]["statement"]
         found.note("ledger", lambda: check_ledger(content, ledger))
     if json:
-        print_json(
-            {"status": found.status, "findings": [{"kind": kind, "text": text} for kind, text in found.lines]}
-        )
+        findings = [{"kind": kind, "text": text} for kind, text in found.lines]
+        print_json({"status": found.status, "findings": findings})
     else:
         for kind, text in found.lines:
             print(f"{kind:12}{text}")

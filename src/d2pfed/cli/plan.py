@@ -169,9 +169,7 @@ def account(
     population, cohort, rounds = setting["population"], setting["cohort_size"], setting["rounds"]
     sampling, adjacency, delta = setting["sampling"], setting["adjacency"], setting["delta"]
     if adjacency is Adjacency.ADD_REMOVE:
-        raise ConfigError(
-            "adjacency add-remove is of records (`d2pfed plan --unit record`), and this is of clients"
-        )
+        raise ConfigError("adjacency add-remove is of records (`d2pfed plan --unit record`), this is of clients")
     drawn = CohortSampling(sampling, population, cohort)
     for name, value, least, most in (
         ("population", population, 1, MOST_POPULATION),

@@ -40,38 +40,32 @@ def build_model(name: str, task: Task, seed: int) -> Model:
     """Build a model for a task, initialized by torch's defaults from the seed."""
     if name not in MODELS:
         raise ConfigError(f"model must be one of {', '.join(MODELS)}, got {name!r}")
-    axes = 1 if name == "char" else 3
-    if len(task.input_shape) != axes:
-        raise ConfigError(f"model {name} needs inputs with {axes} axes, task {task.name} has {task.input_shape}")
+    axes, shape, classes = 1 if name == "char" else 3, task.input_shape, task.classes
+    if len(shape) != axes:
+        raise ConfigError(f"model {name} needs inputs with {axes} axes, task {task.name} has {shape}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Model(nn.Sequential(*_layers(name, task.input_shape, task.classes)))
-
-
-def _layers(name: str, shape: tuple[int, ...], classes: int) -> list[nn.Module]:
-    """Return a model's layers; `mlp` and `cnn` are the paper's (51,370 and 996,298 parameters on its inputs)."""
-    match name:
-        case "logistic":
-            widths = [math.prod(shape), classes]
-            front: list[nn.Module] = []
-        case "edges":  # 19,354 parameters, whatever the image's size
-            if shape[0] != 1 or shape[1] != shape[2]:
-                raise ConfigError(f"model edges needs square grey images, got inputs of shape {shape}")
-            front, widths = [OrientedEdges(shape[1])], [DIRECTIONS * CELLS**2, 48, classes]
-        case "mlp":
-            front, widths = [], [math.prod(shape), 60, 60, classes]
-        case "char":  # a predictor of the next character from those before
-            front, widths = [nn.Embedding(classes, 16)], [16 * shape[0], 256, classes]
-        case _:
-            channels, kernel, hidden = ((64, 64), 5, [384]) if name == "cnn" else ((16, 32), 3, [])
-            front = []
-            for before, after in zip((shape[0], channels[0]), channels, strict=True):
-                front += [nn.Conv2d(before, after, kernel, padding=kernel // 2), nn.ReLU(), nn.MaxPool2d(2)]
-            widths = [channels[1] * (shape[1] // 4) * (shape[2] // 4), *hidden, classes]
-    layers = [*front, nn.Flatten(), nn.Linear(widths[0], widths[1])]
-    for before, after in pairwise(widths[1:]):
-        layers += [nn.ReLU(), nn.Linear(before, after)]
-    return layers
+        front: list[nn.Module] = []
+        match name:
+            case "logistic":
+                widths = [math.prod(shape), classes]
+            case "edges":  # 19,354 parameters, whatever the image's size
+                if shape[0] != 1 or shape[1] != shape[2]:
+                    raise ConfigError(f"model edges needs square grey images, got inputs of shape {shape}")
+                front, widths = [OrientedEdges(shape[1])], [DIRECTIONS * CELLS**2, 48, classes]
+            case "mlp":  # the paper's, with 51,370 parameters on its inputs
+                widths = [math.prod(shape), 60, 60, classes]
+            case "char":  # a predictor of the next character from those before
+                front, widths = [nn.Embedding(classes, 16)], [16 * shape[0], 256, classes]
+            case _:  # `cnn` is the paper's, with 996,298 parameters on its inputs
+                channels, kernel, hidden = ((64, 64), 5, [384]) if name == "cnn" else ((16, 32), 3, [])
+                for before, after in zip((shape[0], channels[0]), channels, strict=True):
+                    front += [nn.Conv2d(before, after, kernel, padding=kernel // 2), nn.ReLU(), nn.MaxPool2d(2)]
+                widths = [channels[1] * (shape[1] // 4) * (shape[2] // 4), *hidden, classes]
+        layers = [*front, nn.Flatten(), nn.Linear(widths[0], widths[1])]
+        for before, after in pairwise(widths[1:]):
+            layers += [nn.ReLU(), nn.Linear(before, after)]
+        return Model(nn.Sequential(*layers))
 
 
 class OrientedEdges(nn.Module):
@@ -181,27 +175,6 @@ def image_gradients(images: Floats, smooth: Floats, slope: Floats) -> Floats:
 
 
 @compiled
-def _normalize(cells: Floats, features: Floats) -> None:
-    """Write the roots of cells (row, direction, column) as features (direction, row, column) of one length."""
-    count, sums = features.size, np.zeros(cells.shape[2], np.float32)
-    for q in range(cells.shape[0]):
-        for k in range(cells.shape[1]):
-            for r in range(cells.shape[2]):
-                features[k, q, r] = np.sqrt(cells[q, k, r])
-                sums[r] += features[k, q, r]
-    mean, flat = sums.sum() / np.float32(count), features.reshape(-1)
-    sums[:] = 0
-    for start in range(0, count, len(sums)):
-        for r in range(len(sums)):
-            flat[start + r] -= mean
-            sums[r] += flat[start + r] * flat[start + r]
-    length = np.sqrt(sums.sum())
-    factor = np.float32(_NORM) / max(length, np.float32(1e-6))
-    for i in range(count):
-        flat[i] *= factor
-
-
-@compiled
 def _edge_features(  # noqa: PLR0917 - a kernel takes arrays, not objects
     images: Floats, smooth: Floats, slope: Floats, directions: Floats, pool: Floats, features: Floats
 ) -> None:
@@ -211,6 +184,7 @@ def _edge_features(  # noqa: PLR0917 - a kernel takes arrays, not objects
     across, down = np.zeros((side, width), np.float32), np.zeros((side, width), np.float32)
     facing, rows = np.zeros((side, turns * width), np.float32), np.zeros((cells, turns * width), np.float32)
     columns, pooled = np.ascontiguousarray(pool[:, :side]), np.zeros((cells * turns, cells), np.float32)
+    sums = np.zeros(cells, np.float32)
     for n in range(len(images)):
         for y in range(side):  # to compile the checks of one assignment of slices takes seconds
             for x in range(side):
@@ -226,4 +200,19 @@ def _edge_features(  # noqa: PLR0917 - a kernel takes arrays, not objects
                     behind[x] = np.float32(0) if strength > 0 else -strength
         np.dot(columns, facing, rows)
         np.dot(rows.reshape(cells * turns, width), pool.T, pooled)
-        _normalize(pooled.reshape(cells, turns, cells), features[n])
+        found, strengths = features[n], pooled.reshape(cells, turns, cells)  # by row, direction, column
+        sums[:] = 0
+        for q in range(cells):
+            for k in range(turns):
+                for r in range(cells):
+                    found[k, q, r] = np.sqrt(strengths[q, k, r])
+                    sums[r] += found[k, q, r]
+        mean, flat = sums.sum() / np.float32(found.size), found.reshape(-1)
+        sums[:] = 0
+        for start in range(0, len(flat), cells):
+            for r in range(cells):
+                flat[start + r] -= mean
+                sums[r] += flat[start + r] * flat[start + r]
+        factor = np.float32(_NORM) / max(np.sqrt(sums.sum()), np.float32(1e-6))
+        for i in range(len(flat)):
+            flat[i] *= factor

@@ -8,6 +8,7 @@ runs without the interpreter's lock and does not use torch, so torch's number of
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import nn
 
 from d2pfed.learning.local_training import ADAM_DECAYS, ADAM_EPSILON
@@ -23,7 +24,12 @@ _EPSILON = np.float32(ADAM_EPSILON)
 
 def widths_of(model: Model) -> Ints | None:
     """Return the widths of `Flatten, Linear, (ReLU, Linear)*`, all trained, by cross entropy; None of another model."""
-    layers = model.plain_layers
+    module = model.module
+    hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in module.modules())  # noqa: SLF001
+    is_float = all(value.dtype == torch.float32 for value in module.parameters())
+    if type(module) is not nn.Sequential or not model.is_plain or hooked or not is_float:
+        return None
+    layers = list(module)
     count = len(layers) // 2
     kinds = [nn.Flatten, nn.Linear, *[nn.ReLU, nn.Linear] * (count - 1)]
     names = tuple(f"{2 * layer + 1}.{part}" for layer in range(count) for part in ("weight", "bias"))
@@ -145,49 +151,6 @@ def _backward(  # noqa: PLR0917 - a kernel takes arrays, not objects
 
 
 @compiled
-def _add_gradient(  # noqa: PLR0917 - a kernel takes arrays, not objects
-    values: Floats,
-    target: Floats,
-    widths: Ints,
-    inputs: Floats,
-    labels: Ints,
-    line: Ints,
-    factor: np.float32,
-    blocks: Floats,
-    rows: Ints,
-) -> None:
-    """Add a factor times the gradient of a batch's mean loss to the target; `blocks` and `rows` are room to work in.
-
-    Slices are not assigned, nor arrays made: to compile the checks and errors of either takes seconds.
-    """
-    batch, width, classes = len(line), widths[0], widths[-1]
-    entering, slopes = blocks[0], blocks[1]
-    last = len(entering) - batch * classes
-    count = np.int64(0)  # a plain 0 would be a type of its own, for which all is compiled again
-    for row in line:
-        if row >= 0:
-            rows[count] = row
-            for i in range(width):
-                entering[count * width + i] = inputs[row, i]
-            count += 1
-    _forward(values, widths, entering, count, batch)
-    scale = factor / np.float32(count)
-    for r in range(count):
-        logits = entering[last + r * classes : last + (r + 1) * classes]
-        slope = slopes[last + r * classes : last + (r + 1) * classes]
-        top, total = logits[0], np.float32(0)
-        for k in range(1, classes):
-            top = max(top, logits[k])
-        for k in range(classes):
-            slope[k] = np.exp(logits[k] - top)
-            total += slope[k]
-        for k in range(classes):
-            slope[k] *= scale / total
-        slope[labels[rows[r]]] -= scale
-    _backward(values, target, widths, entering, slopes, count, batch)
-
-
-@compiled
 def _train(  # noqa: PLR0917 - a kernel takes arrays, not objects
     values: Floats,
     memory: Floats,
@@ -200,18 +163,47 @@ def _train(  # noqa: PLR0917 - a kernel takes arrays, not objects
     rates: Floats,
     roots: Floats,
 ) -> None:
-    """Train in place: by Adam if the memory has room for a gradient and both moments, which change, else by SGD."""
+    """Train in place: by Adam if the memory has room for a gradient and both moments, which change, else by SGD.
+
+    `blocks` and `rows` are room to work in. Slices are not assigned, nor arrays made: to compile the checks and errors
+    of either takes seconds.
+    """
+    batch, width, classes = schedule.shape[1], widths[0], widths[-1]
+    entering, slopes, is_adam = blocks[0], blocks[1], len(memory) > 0
+    last = len(entering) - batch * classes
+    target = memory[0] if is_adam else values
     for step in range(len(schedule)):
         rate, root = rates[step], roots[step]
-        if not len(memory):
-            _add_gradient(values, values, widths, inputs, labels, schedule[step], -rate, blocks, rows)
-            continue
-        gradient, mean, square = memory[0], memory[1], memory[2]
-        for i in range(len(gradient)):
-            gradient[i] = np.float32(0)
-        _add_gradient(values, gradient, widths, inputs, labels, schedule[step], np.float32(1), blocks, rows)
-        for i in range(len(gradient)):
-            slope = gradient[i]
-            mean[i] += _FIRST * (slope - mean[i])
-            square[i] += _SECOND * (slope * slope - square[i])
-            values[i] -= rate * mean[i] / (np.sqrt(square[i]) * root + _EPSILON)
+        if is_adam:
+            for i in range(len(target)):
+                target[i] = np.float32(0)
+        count = np.int64(0)  # a plain 0 would be a type of its own, for which all is compiled again
+        for row in schedule[step]:
+            if row >= 0:
+                rows[count] = row
+                for i in range(width):
+                    entering[count * width + i] = inputs[row, i]
+                count += 1
+        _forward(values, widths, entering, count, batch)
+        # The gradient of the batch's mean loss, times 1 or minus the rate, is added to the target.
+        scale = (np.float32(1) if is_adam else -rate) / np.float32(count)
+        for r in range(count):
+            logits = entering[last + r * classes : last + (r + 1) * classes]
+            slope = slopes[last + r * classes : last + (r + 1) * classes]
+            top, total = logits[0], np.float32(0)
+            for k in range(1, classes):
+                top = max(top, logits[k])
+            for k in range(classes):
+                slope[k] = np.exp(logits[k] - top)
+                total += slope[k]
+            for k in range(classes):
+                slope[k] *= scale / total
+            slope[labels[rows[r]]] -= scale
+        _backward(values, target, widths, entering, slopes, count, batch)
+        if is_adam:
+            mean, square = memory[1], memory[2]
+            for i in range(len(target)):
+                gradient = target[i]
+                mean[i] += _FIRST * (gradient - mean[i])
+                square[i] += _SECOND * (gradient * gradient - square[i])
+                values[i] -= rate * mean[i] / (np.sqrt(square[i]) * root + _EPSILON)

@@ -20,9 +20,6 @@ from d2pfed.numerics.ring import IntVector
 
 SIDE = 28
 FIELDS = 1522
-_FIELD_SEED = 2007
-_FIELD_SMOOTHING = 4.0
-_TANGENT_SMOOTHING = 0.9
 _SHIFTS = ((-1, 0), (1, 0), (0, -1), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1), (0, 0))
 _REACH = 4  # pixels: beyond it the Gaussian of 0.9 pixels is nothing
 _MOST_CACHED_PIXELS = 1 << 25  # of base digits whose gradients, 8 bytes a pixel, are kept: 256 MiB
@@ -46,8 +43,8 @@ def recipe(index: IntVector, count: int) -> IntVector:
 @cache
 def fields() -> Floats:
     """Return the 1,522 smooth deformation fields: uniform noise, blurred by 4 pixels, unit deviation each."""
-    noise = np.random.default_rng(_FIELD_SEED).uniform(-1, 1, (FIELDS, SIDE, SIDE))
-    smooth = gaussian_filter(noise, _FIELD_SMOOTHING, axes=(1, 2))
+    noise = np.random.default_rng(2007).uniform(-1, 1, (FIELDS, SIDE, SIDE))
+    smooth = gaussian_filter(noise, 4.0, axes=(1, 2))
     smooth /= smooth.std(axis=(1, 2), keepdims=True)
     return np.asarray(smooth, np.float32)
 
@@ -55,11 +52,8 @@ def fields() -> Floats:
 def digit_gradients(digits: NDArray[np.uint8]) -> Floats:
     """Return the x and y derivatives (len, 2, 28, 28) of digits, each Gaussian of 0.9 pixels."""
     impulse = np.eye(1, 2 * _REACH + 1, _REACH)[0]
-    smooth, slope = (
-        gaussian_filter1d(impulse, _TANGENT_SMOOTHING, order=order)[::-1][_REACH:].astype(np.float32)
-        for order in (0, 1)
-    )
-    return image_gradients(digits.astype(np.float32), smooth, slope)
+    filtered = (gaussian_filter1d(impulse, 0.9, order=order)[::-1][_REACH:] for order in (0, 1))
+    return image_gradients(digits.astype(np.float32), *(weights.astype(np.float32) for weights in filtered))
 
 
 def scale(pixels: torch.Tensor) -> torch.Tensor:

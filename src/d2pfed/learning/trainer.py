@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from d2pfed.learning.convolution import ConvolutionalNetwork
 from d2pfed.learning.dense import ONE_THREAD, Moments, train_dense, widths_of
 from d2pfed.learning.local_settings import LocalTraining, Optimizer
 from d2pfed.learning.local_training import (
@@ -28,34 +27,26 @@ from d2pfed.learning.local_training import (
 from d2pfed.learning.model import CPU, Model, Params
 from d2pfed.learning.task import Clients, Examples, StoredClients
 from d2pfed.learning.user_clients import LabeledClients, UserClients
-from d2pfed.numerics.ring import IntVector
 
 _CHUNK_BYTES = 1 << 25  # of the parameters of clients that are trained at once
 # Batch norms would see the rows that fill up a batch, and dropouts the random numbers of other clients.
 _DROPOUT = torch.nn.modules.dropout._DropoutNd  # noqa: SLF001 - torch's only name for all dropouts
-_ONE_BY_ONE = (
-    torch.nn.modules.batchnorm._NormBase,  # noqa: SLF001 - torch's only name for all batch norms
-    _DROPOUT,
-)
+_ONE_BY_ONE = torch.nn.modules.batchnorm._NormBase, _DROPOUT  # noqa: SLF001 - the same for batch norms
 _TRIAL_CLIENTS = 24  # about a cohort: the more there are, the more vmap gains
 _TRIAL_STEPS = 2
 _TRIAL_REPEATS = 3  # the first may load or compile
 _WORTH_TELLING = 1.5  # times as long
-_LOOP_NOTE = "Clients are trained one by one: that takes"
 _REFUSED_NOTE = (
     "Clients are trained one by one, as torch.func.vmap cannot train many at once (it takes no functional dropout, no "
     "values that steer the program and no buffers that change): "
 )
-_TREES_NOTE = (
-    "Clients are trained one by one: to train many at once, give one tensor of inputs and one of targets."
-)
+_TREES_NOTE = "Clients are trained one by one: for many at once, give one tensor of inputs and one of targets."
 
 
 class TrainingMethod(StrEnum):
     """How a cohort is trained."""
 
     COMPILED = "compiled"  # multilayer perceptrons by plain SGD or Adam: one compiled call per client
-    CONVOLUTION = "convolution"  # plain convolutional networks of color images by hand, client after client
     VMAP = "vmap"  # many clients at once by torch.func.vmap
     LOOP = "loop"  # client after client by autograd
 
@@ -84,8 +75,22 @@ class LocalTrainer:
             yield from self._behind_front(params, clients, round_seed)
             return
         match self._choice(params, clients):
-            case TrainingMethod.COMPILED | TrainingMethod.CONVOLUTION:
-                yield from (self._train_by_hand(params, client, round_seed) for client in clients)
+            case TrainingMethod.COMPILED:
+                widths, rate = widths_of(self.model), self.local.lr * self.local.round_factor(round_seed)
+                is_adam = self.local.optimizer is Optimizer.ADAM
+                for client in clients:
+                    examples = self.clients.examples(client)
+                    inputs = examples.inputs
+                    is_plain = inputs.dtype == torch.float32 and inputs.device == CPU
+                    rows_fit = widths is not None and is_plain and inputs[0:1].numel() in (0, widths[0])
+                    if widths is None or not rows_fit or not examples.has_classes(int(widths[-1])):
+                        # Examples that do not fit the model: torch says what is wrong with them.
+                        loop = SequentialTrainer(self.model, self.clients, self.local)
+                        yield loop.train(params, examples, client, round_seed, self.model.working_copy())
+                        continue
+                    schedule = self.local.schedule(len(examples), client_generator(round_seed, client))
+                    moments = Moments(*np.zeros((2, len(params)), np.float32)) if is_adam else None
+                    yield train_dense(params, widths, examples, schedule, rate, moments)
             case TrainingMethod.LOOP:
                 yield from SequentialTrainer(self.model, self.clients, self.local)(params, clients, round_seed)
             case TrainingMethod.VMAP:
@@ -112,44 +117,19 @@ class LocalTrainer:
         seen = _SeenClients(self.clients, parts[0], self.clients.population)
         return LocalTrainer(parts[1], seen, self.local, self.method, self.by_row)
 
-    @cached_property
-    def _kind(self) -> tuple[IntVector | None, ConvolutionalNetwork | None]:
-        """What is known of the model: a multilayer perceptron's widths, or a convolutional network."""
-        return widths_of(self.model), ConvolutionalNetwork.of(self.model)
-
-    def _train_by_hand(self, params: Params, client: int, round_seed: int) -> Params:
-        examples, generator = self.clients.examples(client), client_generator(round_seed, client)
-        inputs, (widths, network) = examples.inputs, self._kind
-        is_plain = inputs.dtype == torch.float32 and inputs.device == CPU
-        rows_fit = widths is not None and is_plain and inputs[0:1].numel() in (0, widths[0])
-        if widths is not None and rows_fit and examples.has_classes(int(widths[-1])):
-            schedule = self.local.schedule(len(examples), generator)
-            is_adam = self.local.optimizer is Optimizer.ADAM
-            moments = Moments(*np.zeros((2, len(params)), np.float32)) if is_adam else None
-            rate = self.local.lr * self.local.round_factor(round_seed)
-            return train_dense(params, widths, examples, schedule, rate, moments)
-        if network is not None and is_plain and inputs.ndim == 4 and examples.has_classes(network.classes):
-            schedule = self.local.schedule(len(examples), generator)
-            return network.train(params, examples, schedule, self.local)
-        # Examples that do not fit the model: torch says what is wrong with them.
-        loop = SequentialTrainer(self.model, self.clients, self.local)
-        return loop.train(params, examples, client, round_seed, self.model.working_copy())
-
     def _choice(self, params: Params, clients: Sequence[int]) -> TrainingMethod:
         """Return the method: of a known kind of model by what was measured once and for all, else by one trial."""
         if self.method is not None:
             return self.method
         if self.local.needs_loop:
             return TrainingMethod.LOOP
-        widths, network = self._kind if self.model.device == CPU and self.by_row else (None, None)
+        widths = widths_of(self.model) if self.model.device == CPU and self.by_row else None
         if widths is not None and self.local.precision is None:
             sgd = self.local.optimizer is Optimizer.SGD and not self.local.momentum
             plain = self.local.is_plain and (sgd or self.local.optimizer is Optimizer.ADAM)
             # The compiled loop's products are cut into pieces that need no threads.
             narrow = self.local.batch_size * widths.max() <= ONE_THREAD // 8
             return TrainingMethod.COMPILED if plain and narrow else TrainingMethod.VMAP
-        if network is not None and self.local.is_plain and self.local.lr_schedule is None:
-            return TrainingMethod.CONVOLUTION
         if self.model.has(*_ONE_BY_ONE):
             return TrainingMethod.LOOP
         if "_trial" not in self.__dict__:
@@ -221,7 +201,8 @@ class LocalTrainer:
         method = without._choice(params, clients)  # noqa: SLF001 - its own
         slow = self._seconds(params, examples, TrainingMethod.LOOP)
         factor = slow / without._seconds(params, examples, method)  # noqa: SLF001
-        return f"{_LOOP_NOTE} {factor:.1f} times as long as without {cause}." if factor > _WORTH_TELLING else ""
+        told = f"Clients are trained one by one: that takes {factor:.1f} times as long as without {cause}."
+        return told if factor > _WORTH_TELLING else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -274,10 +255,8 @@ def use_one_thread() -> None:
 
 def packed(value: object) -> bytes:
     """Return the bytes that `unpacked` takes in another process of this program; each storage is copied once."""
-    whole = (
-        BytesIO()
-    )  # pickled, each tensor would be shared by an open file, and a process may hold a limited number
-    torch.save(value, whole)
+    whole = BytesIO()
+    torch.save(value, whole)  # pickled, each tensor would be an open file, of which a process may have few
     return whole.getvalue()
 
 

@@ -7,28 +7,3 @@ from d2pfed.plan.describe import PlanSummary, describe, record_terms
 from d2pfed.plan.plan import Plan, decode_plan, guarantees, observers
 from d2pfed.plan.policy import PROFILES, Enrolled, Policy, Request, require_deployable, require_standing
 from d2pfed.plan.target import DEFAULT_TARGET, PrivacyTarget, ProtocolChoice, RotationName
-
-__all__ = [
-    "DEFAULT_TARGET",
-    "MechanismName",
-    "PrivacyTarget",
-    "Protocol",
-    "ProtocolChoice",
-    "RotationName",
-    "VERIFIED_DRAWS",
-    "Plan",
-    "PlanSummary",
-    "calibrate",
-    "decode_plan",
-    "describe",
-    "guarantees",
-    "ideal_multiplier",
-    "observers",
-    "record_terms",
-    "PROFILES",
-    "Enrolled",
-    "Policy",
-    "Request",
-    "require_deployable",
-    "require_standing",
-]

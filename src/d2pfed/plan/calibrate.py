@@ -70,9 +70,7 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None, *, count_f
         )
     if max_weight is not None:
         if target.initial_clip is not None or target.unit is not Unit.CLIENT:
-            raise ConfigError(
-                f"weights go with a fixed clip and the unit client, got clip {target.clip}, {target.unit}"
-            )
+            raise ConfigError(f"weights take a fixed clip and the unit client, got {target.clip}, {target.unit}")
         weighting = Weighting.balanced(max_weight, target.fixed_clip, target.dimension)
         return _widened(target, weighting, count_failures=count_failures)
     if target.initial_clip is not None:
@@ -102,10 +100,8 @@ def _widened(target: PrivacyTarget, part: AdaptiveClip | Weighting | None, *, co
     rotation = RotationName.PHASE if is_full else target.rotation
     radius = target.fixed_clip if part is None else part.radius if isinstance(part, AdaptiveClip) else 1.0
     # Weights and failures all have one sign, so that the mean of vectors that have them is long.
-    longest = target.longest_mean if isinstance(part, AdaptiveClip) and not count_failures else 1.0
-    wider = replace(
-        target, dimension=target.dimension + extra, clip=radius, rotation=rotation, longest_mean=longest
-    )
+    mean = target.longest_mean if isinstance(part, AdaptiveClip) and not count_failures else 1.0
+    wider = replace(target, dimension=target.dimension + extra, clip=radius, rotation=rotation, longest_mean=mean)
     plan = calibrate(wider)
     codec = plan.codec
     if isinstance(codec.rotation, Fold):
@@ -250,9 +246,7 @@ def _least_multiplier(target: PrivacyTarget, epsilon_at: Callable[[float], float
     while below <= epsilon:
         low, high, above = low / 2, low, below
         if low < SMALLEST_MULTIPLIER:
-            raise ConfigError(
-                f"{wanted} asks for noise below {SMALLEST_MULTIPLIER:g} times the sensitivity: for none"
-            )
+            raise ConfigError(f"{wanted} asks for noise below {SMALLEST_MULTIPLIER:g} times the sensitivity: none")
         below = epsilon_at(low)
     while above > epsilon:
         low, high, below = high, high * 2, above

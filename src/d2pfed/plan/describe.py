@@ -132,13 +132,28 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
     why_bits = (
         f"The sum's noise is {math.sqrt(noise):.4g} lattice steps wide; {plan.ring.bits} bits hold it and {held}."
     )
+    missing, more, adaptive = plan.cohort_size - plan.quorum, plan.max_attempts - plan.rounds, plan.adaptive_clip
+    reserve = f", even if {missing} of them are missing" if missing else ""
+    reserve += f", and {plan.colluders} of them reveal their noise" if plan.colluders else ""
+    spare = f" and {more} spare attempt{'s' * (more > 1)}" if more else ""
+    why_noise = (
+        f"To keep epsilon {round_up(target.epsilon, 6)} against `{plan.against}` over {plan.rounds} rounds{spare}, "
+        f"the sum of {plan.cohort_size} {'clients' if plan.unit is Unit.CLIENT else 'silos'} needs noise of "
+        f"{plan.sigma / clip:.4g} times the clip{reserve}."
+    )
+    if adaptive is not None:
+        why_noise += (
+            f" The clip starts at {adaptive.initial:g} and moves until {100 * adaptive.quantile:g} % of the updates "
+            "are within it; the bit that each client adds for this takes "
+            f"{100 * (adaptive.radius - 1):.2g} % more noise."
+        )
     warnings, everyone = [], plan.records or plan.sampling.population
     if signal < WEAK:
         expected = "little can be learned" if signal < HOPELESS else "expect much less than in the clear"
         helpful = math.ceil(plan.divisor * WEAK / signal)
-        more = f"cohorts of about {helpful}" if plan.records is None else f"batches of about {helpful} records"
+        larger = f"cohorts of about {helpful}" if plan.records is None else f"batches of about {helpful} records"
         warnings.append(
-            f"{why_signal[:-1]}, so {expected}: {more} would bring it to "
+            f"{why_signal[:-1]}, so {expected}: {larger} would bring it to "
             f"{WEAK:g}; a smaller model or a greater epsilon helps too."
         )
     if plan.delta >= 1 / everyone:
@@ -168,7 +183,7 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         security_bits=None if plan.committee is None else SECURITY_BITS,
         against=plan.planned_against,
         guarantees=guarantees(plan),
-        why_noise=_why_noise(target, plan, clip),
+        why_noise=why_noise,
         why_signal=why_signal,
         why_bits=why_bits,
         why_compression=_why_compression(target, plan, error / clip),
@@ -207,24 +222,6 @@ def describe_plan(plan: Plan) -> PlanSummary:
     return replace(
         describe(implied, plan),
         why_colluders=f"At most {plan.colluders} clients of a cohort are taken to collude.",
-    )
-
-
-def _why_noise(target: PrivacyTarget, plan: Plan, clip: float) -> str:
-    missing, more, adaptive = plan.cohort_size - plan.quorum, plan.max_attempts - plan.rounds, plan.adaptive_clip
-    reserve = f", even if {missing} of them are missing" if missing else ""
-    reserve += f", and {plan.colluders} of them reveal their noise" if plan.colluders else ""
-    spare = f" and {more} spare attempt{'s' * (more > 1)}" if more else ""
-    clients = "clients" if plan.unit is Unit.CLIENT else "silos"
-    text = (
-        f"To keep epsilon {round_up(target.epsilon, 6)} against `{plan.against}` over {plan.rounds} rounds{spare}, "
-        f"the sum of {plan.cohort_size} {clients} needs noise of {plan.sigma / clip:.4g} times the clip{reserve}."
-    )
-    if adaptive is None:
-        return text
-    return (
-        f"{text} The clip starts at {adaptive.initial:g} and moves until {100 * adaptive.quantile:g} % of the updates "
-        f"are within it; the bit that each client adds for this takes {100 * (adaptive.radius - 1):.2g} % more noise."
     )
 
 

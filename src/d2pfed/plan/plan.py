@@ -245,9 +245,7 @@ class Plan:
     def least_width(self) -> Fraction:
         """Width of one client's own noise, in steps, in every coordinate; only of mechanisms that have one."""
         if not isinstance(self.mechanism, Centered | DDGauss):
-            raise ConfigError(
-                f"the noise of {type(self.mechanism).__name__} is no discrete Gaussian of each client"
-            )
+            raise ConfigError(f"the noise of {type(self.mechanism).__name__} is no discrete Gaussian of a client")
         return self.mechanism.sigma
 
     @property

@@ -95,9 +95,7 @@ def finest(target: PrivacyTarget, multiplier: float) -> float:
         noise = 2 * multiplier * float(mechanisms.Rounded().radius(_codec(target, steps, _FRACTION_BITS)))
         if math.hypot(noise, math.sqrt(target.cohort_size) / 2) <= ROUNDING_COST * 2 * multiplier * steps:
             return steps
-    raise ConfigError(
-        f"a vector of {target.dimension} coordinates is too long for the mechanism {target.mechanism}"
-    )
+    raise ConfigError(f"a vector of {target.dimension} coordinates is too long for {target.mechanism}")
 
 
 def finest_within(ring: Ring, target: PrivacyTarget, multiplier: float, contributors: int) -> float:

@@ -109,15 +109,19 @@ class RecordGradients(Protocol):
         """Return how many units a silo holds."""
         ...
 
-    def units(self, params: FloatVector, client: int) -> Units:
-        """Return a silo's units under a model."""
-        ...
-
     def chunks(
         self, params: FloatVector, wanted: Sequence[tuple[int, IntVector]]
     ) -> Iterator[tuple[IntVector, NDArray[np.float32]]]:
         """Yield the vectors of chosen units and the silo of each, in their order; the next may take their place."""
         ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiloUnits:
+    """A silo's units under a model, as the client half of a round asks for them (round.Units)."""
+
+    count: int
+    gradients: Callable[[IntVector], Iterator[NDArray[np.float32]]] = field(repr=False)  # of chosen units
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,14 @@ class Silos:
 
     def train(self, params: FloatVector, clients: Sequence[int], _seed: int) -> Iterator[Units]:
         """Yield each silo's units, from which its participant draws."""
-        return (self.trainer.units(params, client) for client in clients)
+
+        def of(client: int) -> SiloUnits:
+            trainer = self.trainer
+            return SiloUnits(
+                trainer.count(client), lambda own: (row for _, row in trainer.chunks(params, [(client, own)]))
+            )
+
+        return map(of, clients)
 
     def encode(self, encoder: Encoder, params: FloatVector, clients: Sequence[int], _seed: int) -> PartialSums:
         """Draw every silo's batch, add up its records and encode the sums, half of a large one on another thread."""

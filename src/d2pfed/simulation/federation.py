@@ -88,6 +88,8 @@ class SimulatedFederation:
     fidelity: Fidelity = Fidelity.SUM
     ledger: Ledger | None = None
     clip: float | None = None  # of the round, where the plan's adapts
+    # What an audit puts around the vectors of an attempt, to see their sum as the server does.
+    watch: Callable[[AttemptSession, Collected], Collected] | None = field(default=None, repr=False)
 
     def with_clip(self, clip: float) -> "SimulatedFederation":
         """Return the federation in a round with this clip."""
@@ -106,6 +108,12 @@ class SimulatedFederation:
 
     def collect(self, session: AttemptSession, model: FloatVector, participations: Mapping[int, int]) -> Collected:
         """Train, encode and add up a cohort's vectors, by messages or by their sum under the protocol's conditions."""
+        found = self._collect(session, model, participations)
+        return found if self.watch is None else self.watch(session, found)
+
+    def _collect(
+        self, session: AttemptSession, model: FloatVector, participations: Mapping[int, int]
+    ) -> Collected:
         require_fidelity(self.plan, self.fidelity)
         bits = self.plan.download_bits
         sent = encode_model(model, bits)

@@ -94,9 +94,7 @@ def one_run_gaussian_epsilon(canaries: int, guesses: int, correct: int, delta: f
 
 def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, alpha: float) -> float:
     """Return the largest epsilon that one run's guesses refute at the level `alpha`; 0 if they refute none."""
-    return _largest(
-        lambda epsilon: one_run_p_value(canaries, guesses, correct, epsilon, delta) <= alpha, _MOST_EPSILON
-    )
+    return _largest(lambda at: one_run_p_value(canaries, guesses, correct, at, delta) <= alpha, _MOST_EPSILON)
 
 
 def _largest(refutes: Callable[[float], bool], most: float) -> float:

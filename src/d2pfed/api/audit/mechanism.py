@@ -67,9 +67,7 @@ class MechanismAudit:
 def audited_plan(target: PrivacyTarget, releases: int = RELEASES) -> Plan:
     """Return the plan that is attacked: the target's mechanism against the server, each client in every release."""
     if target.against != SERVER or target.initial_clip is not None:
-        raise ConfigError(
-            f"the audit is of a fixed clip against the server, got {target.clip} against {target.against}"
-        )
+        raise ConfigError(f"a fixed clip is audited against the server, got {target.clip} and {target.against}")
     return calibrate(
         replace(
             target,
@@ -111,12 +109,35 @@ def audit_mechanism(
             f"{plan.codec.clip:g}"
         )
     root = Entropy.system() if entropy is None else entropy
-    rounds, two_sided = _directions(plan), plan.adjacency is Adjacency.REPLACE_ONE
+    # The direction that is attacked in each round. After its rotation the client's vector has opposite signs in any two
+    # releases that follow each other: the best test of fresh noise is then also one from which noise that is used again
+    # falls out.
+    rounds, rotation = list[tuple[AttemptSession, FloatVector]](), plan.codec.rotation
+    for number in range(plan.rounds):
+        session = session_of(plan, Attempt("audit", number, 0), tuple(range(plan.cohort_size)))
+        direction = np.eye(1, plan.dimension, dtype=np.float32)[0]
+        if rounds:
+            before = rotation.forward(rounds[-1][1], rotation_seed(rounds[-1][0]))
+            back = rotation.lift if isinstance(rotation, Fold) else rotation.inverse
+            direction = back(-before, rotation_seed(session)).astype(np.float32)
+        rounds.append((session, direction))
+    two_sided = plan.adjacency is Adjacency.REPLACE_ONE
     lower = -_BEYOND if two_sided else 0.0  # the target's vector in each world, along what is attacked
-    seen = []
+    zero, seen = np.zeros(plan.dimension, np.float32), np.zeros((2, trials))
     for place, world in enumerate((lower, lower if worlds is Worlds.SAME else _BEYOND)):
-        sources = (root.child("trial", trial, "world", place) for trial in range(trials))
-        seen.append(np.array([_statistic(plan, fidelity, rounds, world, source) for source in sources]))
+        length = np.float32(world * plan.codec.clip)
+        for trial in range(trials):
+            source = root.child("trial", trial, "world", place)
+            for session, direction in rounds:  # as few survivors as may be, and all but the target send zero
+                vectors = dict.fromkeys(session.cohort[: plan.quorum], zero) | {TARGET_CLIENT: length * direction}
+                federation = SimulatedFederation(
+                    plan=plan, backend=_Given(vectors), entropy=source, fidelity=fidelity
+                )
+                collected = federation.collect(session, zero, dict.fromkeys(session.cohort, session.round))
+                total = plan.ring.center(collected.unmask().vector)
+                mean = plan.codec.decode(total, rotation_seed(session), plan.cohort_size)
+                seen[place, trial] += float(np.dot(mean.astype(np.float64), direction))
+    seen *= plan.cohort_size
     # The threshold halfway between the two worlds, and the planned standard deviation of the statistic.
     middle = 0.0 if two_sided else plan.rounds * plan.codec.clip / 2
     spread = math.sqrt(plan.rounds * plan.noise(plan.quorum).sum_variance) * plan.codec.granularity
@@ -130,9 +151,7 @@ def audit_mechanism(
     return MechanismAudit(
         claimed=claimed.epsilon,
         delta=plan.delta,
-        counted=max(
-            counted_epsilon(errors, trials, plan.delta, alpha / len(_OFFSETS)) for errors in counts.values()
-        ),
+        counted=max(counted_epsilon(each, trials, plan.delta, alpha / len(_OFFSETS)) for each in counts.values()),
         gaussian=gaussian_epsilon(counts[0.0], trials, plan.delta, alpha),
         confidence=confidence,
         trials=trials,
@@ -144,48 +163,6 @@ def audit_mechanism(
         fidelity=fidelity,
         worlds=worlds,
     )
-
-
-def _directions(plan: Plan) -> list[tuple[AttemptSession, FloatVector]]:
-    """Return the rounds of a trial, each with the direction that is attacked in it.
-
-    After its rotation the client's vector has opposite signs in any two releases that follow each other. The best test
-    of fresh noise is then also one from which noise that is used again falls out.
-    """
-    rounds: list[tuple[AttemptSession, FloatVector]] = []
-    rotation = plan.codec.rotation
-    for number in range(plan.rounds):
-        session = session_of(plan, Attempt("audit", number, 0), tuple(range(plan.cohort_size)))
-        direction = np.eye(1, plan.dimension, dtype=np.float32)[0]
-        if rounds:
-            before = rotation.forward(rounds[-1][1], rotation_seed(rounds[-1][0]))
-            back = rotation.lift if isinstance(rotation, Fold) else rotation.inverse
-            direction = back(-before, rotation_seed(session)).astype(np.float32)
-        rounds.append((session, direction))
-    return rounds
-
-
-def _statistic(
-    plan: Plan,
-    fidelity: Fidelity,
-    rounds: Sequence[tuple[AttemptSession, FloatVector]],
-    world: float,
-    entropy: Entropy,
-) -> float:
-    """Run the rounds of one trial and return what the server sees along the attacked directions.
-
-    Each round has as few survivors as may be, and all but the target send zero.
-    """
-    found = 0.0
-    zero, length = np.zeros(plan.dimension, np.float32), np.float32(world * plan.codec.clip)
-    for session, direction in rounds:
-        vectors = dict.fromkeys(session.cohort[: plan.quorum], zero) | {TARGET_CLIENT: length * direction}
-        federation = SimulatedFederation(plan=plan, backend=_Given(vectors), entropy=entropy, fidelity=fidelity)
-        collected = federation.collect(session, zero, dict.fromkeys(session.cohort, session.round))
-        total = plan.ring.center(collected.unmask().vector)
-        mean = plan.codec.decode(total, rotation_seed(session), plan.cohort_size)
-        found += float(np.dot(mean.astype(np.float64), direction))
-    return found * plan.cohort_size
 
 
 @dataclass(frozen=True, slots=True)

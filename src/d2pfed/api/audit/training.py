@@ -1,8 +1,9 @@
 """The audit of a training run: canaries, which send what gives them away best, and what the server guesses of them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,15 +16,14 @@ from d2pfed.api.job import Job
 from d2pfed.errors import ConfigError
 from d2pfed.fields import check_between
 from d2pfed.learning import RecordTrainer
-from d2pfed.learning.record_gradients import SiloUnits
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import IntVector
 from d2pfed.plan import Plan, guarantees
-from d2pfed.round import Attempt, AttemptSession, Collected, Units, rotation_seed
-from d2pfed.runs import End, ExchangeRecord, Listener, TrainingAudit
+from d2pfed.round import AttemptSession, Collected, rotation_seed
+from d2pfed.runs import End, Listener, TrainingAudit
 from d2pfed.secagg import Sum
-from d2pfed.simulation import Backend, SimulatedFederation, TrainClients
+from d2pfed.simulation import Backend, TrainClients
 from d2pfed.simulation.backend import RecordGradients, Silos
 
 # Of the canaries that took part: the surest guesses, each number fixed beforehand.
@@ -122,12 +122,6 @@ class CanaryRecords:
         """Return how many units a silo holds, canaries among them."""
         return self.inner.count(client)
 
-    def units(self, params: FloatVector, client: int) -> Units:
-        """Return a silo's units under a model."""
-        return SiloUnits(
-            self.count(client), lambda own: (found for _, found in self.chunks(params, [(client, own)]))
-        )
-
     def chunks(
         self, params: FloatVector, wanted: Sequence[tuple[int, IntVector]]
     ) -> Iterator[tuple[IntVector, NDArray[np.float32]]]:
@@ -144,56 +138,16 @@ class CanaryRecords:
             yield silos, found
 
 
-@dataclass(slots=True)
-class WatchedFederation:
-    """A simulated federation whose server keeps, for each canary, what the sums show along its coordinate."""
-
-    inner: SimulatedFederation
-    canaries: Canaries
-    scores: NDArray[np.float64] = field(repr=False)
-    seen: NDArray[np.bool_] = field(repr=False)
-
-    def with_clip(self, clip: float) -> "WatchedFederation":
-        """Return the federation in a round with this clip, which adds to the same scores."""
-        return replace(self, inner=self.inner.with_clip(clip))
-
-    def draw(self, attempt: Attempt) -> tuple[int, ...]:
-        """Return the cohort of an attempt."""
-        return self.inner.draw(attempt)
-
-    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> AttemptSession:
-        """Return the session of an attempt."""
-        return self.inner.bind(attempt, cohort)
-
-    def collect(self, session: AttemptSession, model: FloatVector, participations: Mapping[int, int]) -> Collected:
-        """Gather the cohort's vectors."""
-        return _Watched(self.inner.collect(session, model, participations), self, session)
-
-    def exchanges(self) -> tuple[ExchangeRecord, ...]:
-        """Return nothing: no message travels."""
-        return self.inner.exchanges()
-
-    def note(self, session: AttemptSession, survivors: Sequence[int], total: Sum) -> None:
-        """Add what an opened sum shows, in units of the clip, to the scores of the canaries that may be in it.
-
-        The middle between the two sides of a coin is subtracted, so that the sign of a score is the guess.
-        """
-        plan, canaries = self.inner.plan, self.canaries
-        found = plan.codec.decode(plan.ring.center(total.vector), rotation_seed(session), 1)
-        unit = 1.0 if plan.adaptive_clip is not None else plan.codec.clip
-        here = np.isin(canaries.clients, survivors)
-        middle = canaries.rate * (1.0 + canaries.low) / 2
-        self.scores[here] += found[canaries.coordinates[here]].astype(np.float64) / unit - middle
-        self.seen |= here
-
-
 @dataclass(frozen=True, slots=True)
-class _Watched:
-    """Collected vectors whose sum is noted when it is opened."""
+class WatchedSum:
+    """Collected vectors of an attempt, whose sum tells something of each canary when it is opened."""
 
-    inner: Collected
-    federation: WatchedFederation
     session: AttemptSession
+    inner: Collected
+    plan: Plan
+    canaries: Canaries
+    scores: NDArray[np.float64] = field(repr=False)  # of each canary, what the sums show along its coordinate
+    seen: NDArray[np.bool_] = field(repr=False)
 
     @property
     def survivors(self) -> tuple[int, ...]:
@@ -201,9 +155,17 @@ class _Watched:
         return self.inner.survivors
 
     def unmask(self) -> Sum:
-        """Open the sum, and note what it shows."""
-        total = self.inner.unmask()
-        self.federation.note(self.session, self.survivors, total)
+        """Open the sum; add what it shows, in units of the clip, to the scores of the canaries that may be in it.
+
+        The middle between the two sides of a coin is subtracted, so that the sign of a score is the guess.
+        """
+        total, plan, canaries = self.inner.unmask(), self.plan, self.canaries
+        found = plan.codec.decode(plan.ring.center(total.vector), rotation_seed(self.session), 1)
+        unit = 1.0 if plan.adaptive_clip is not None else plan.codec.clip
+        here = np.isin(canaries.clients, self.survivors)
+        middle = canaries.rate * (1.0 + canaries.low) / 2
+        self.scores[here] += found[canaries.coordinates[here]].astype(np.float64) / unit - middle
+        self.seen[here] = True
         return total
 
 
@@ -251,7 +213,8 @@ def audit_training(
         backend = Silos(CanaryRecords(trainer, canaries))
     scores, seen = np.zeros(count), np.zeros(count, np.bool_)
     with closing(backend), TemporaryDirectory() as directory, job.open(Path(directory) / "audit", None) as run:
-        watched = WatchedFederation(job.federation(run, backend), canaries, scores, seen)
+        watch = partial(WatchedSum, plan=plan, canaries=canaries, scores=scores, seen=seen)
+        watched = replace(job.federation(run, backend), watch=watch)
         summary = run.train(watched, job.evaluator, listen, evaluate_every=plan.rounds)
     if summary.end is not End.COMPLETE:
         raise ConfigError(f"the audited run ended early: {summary.stopped}")
