@@ -10,7 +10,7 @@ from d2pfed.fields import default_in_words, descriptions
 
 CODE_OR_FORMULA = re.compile(r"(```.*?```|`[^`\n]*`)|\$\$(.+?)\$\$|\$([^$\s](?:[^$]*?[^$\s])?)\$", re.DOTALL)
 CELL = re.compile(r"<td>(?=((?:(?!</td>).)*))", re.DOTALL)
-LONG_NAME = re.compile(r"<code>[^<\s]{20,}")
+LONG_NAME = re.compile(r"<code>[^<\s]{25,}")
 INLINE_CODE = re.compile(r"<code>[^<]*</code>")
 OPTION = re.compile(r"(?<![\w-])--\w[\w-]*")
 PICTURE = re.compile(r'(<img [^>]*src="([^"]+)"[^>]*>)')
