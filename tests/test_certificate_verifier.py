@@ -393,7 +393,7 @@ def test_a_mechanism_that_is_spelt_unlike_any_is_not_checked(certificates):
     shared = forged(certificates["once"], both(in_plan("mechanism.", "SHARED"), rounded))
     found = verifier.verify(shared, [PUBLIC])
     assert found.status == 3
-    assert dict(found.lines)["NOT CHECKED"] == "plan: a mechanism that is not known here: SHARED"
+    assert dict(found.lines)["NOT CHECKED"] == "plan: an unknown mechanism: SHARED"
 
 
 def test_what_takes_more_memory_than_there_is_is_not_checked():
@@ -424,7 +424,7 @@ def test_what_has_no_arithmetic_here_is_named_and_ends_with_3(certificates):
     for change, word in (
         (alter(kind="binomial"), "binomial"),
         (alter(variance="1/100"), "less than 0.4 steps"),
-        (lambda s: s.update(plan=None) or s["events"][0].update(kind="skellam"), "no Gaussian stands for"),
+        (lambda s: s.update(plan=None) or s["events"][0].update(kind="skellam"), "without a Gaussian bound"),
     ):
         found = verifier.verify(forged(certificates["fixed"], change), [PUBLIC])
         told = [text for kind, text in found.lines if kind == "NOT CHECKED"]

@@ -250,7 +250,7 @@ def test_the_key_is_made_once_for_its_owner_alone(runs, key, tmp_path, monkeypat
     made, own = tmp_path / "config" / "d2pfed" / "certificate.key", path / "certificate.json"
     status, printed, _ = command(["verify", own], monkeypatch, capsys)
     assert status == 3
-    assert f"NOT CHECKED signer: whose key it is, as none was named: {PUBLIC}" in printed
+    assert f"NOT CHECKED signer: the signer, as no key was named: {PUBLIC}" in printed
     status, printed, complaint = command([path], monkeypatch, capsys)
     assert (status, complaint) == (0, "")
     assert f"{made}, which was made just now" in printed

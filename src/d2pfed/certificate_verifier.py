@@ -56,17 +56,17 @@ LEAST_DELTA, MOST_RUNS, MOST_COINS = 1e-11, 6, 64  # of loss distributions: beyo
 MOST_BYTES, MOST_CLAIMS, OBSERVERS = 1 << 22, 1000, {"released", "server", "client", "alone"}
 # All that this file has no arithmetic for; docs/certificate.md lists the same.
 UNCHECKED = {
-    "signer": "whose key it is, as none was named",
+    "signer": "the signer, as no key was named",
     "noise": "binomial noise, and noise of a trusted server",
-    "skellam": "noise behind sampled cohorts that no Gaussian stands for",
-    "mechanism": "a mechanism that is not known here",
+    "skellam": "noise without a Gaussian bound, behind sampled cohorts",
+    "mechanism": "an unknown mechanism",
     "narrow": "noise of less than 0.4 steps",
     "delta": f"a delta below {LEAST_DELTA:g} behind sampled cohorts",
     "slack": f"a plan of another kind with a slack below {LEAST_DELTA:g}",
     "kinds": f"more than {MOST_RUNS} kinds of runs, or a million releases, behind sampled cohorts",
     "coins": f"a person in more than {MOST_COINS} silos",
     "wide": "losses too wide for a grid",
-    "memory": "more than this machine has memory for",
+    "memory": "too little memory",
 }
 # Of a budget whose later runs may have been chosen from outputs: shares of delta that are fixed beforehand (theory 15).
 SLACK, BASIC, EXCHANGED, MOST_UNITS = 0.05, 0.05, 1e-5, 1 << 17
