@@ -438,7 +438,7 @@ def test_a_client_that_is_to_blame_is_not_asked_again_even_after_a_restart(tmp_p
 
     monkeypatch.setattr(federation, "gather", blaming)
     start(make_strategy(plan, tmp_path, roster), grid, 1)
-    assert "clients [3] have sent what cannot be an accident" in caplog.text
+    assert "clients [3] have sent messages that cannot be accidents" in caplog.text
     start(make_strategy(plan, tmp_path, roster), grid, 2)
     assert committed(tmp_path) == [(0, 1, 2, 4)] * 2
     assert all(
@@ -528,17 +528,17 @@ def test_a_roster_that_has_or_may_expire_is_refused_before_the_run_begins(tmp_pa
     )
     roster = enrol(tmp_path, 9)
     short = replace(roster, roster=replace(roster.roster, expires=roster.roster.issued + 86_400))
-    with pytest.raises(ConfigError, match="`once` ends within one roster"):
+    with pytest.raises(ConfigError, match="`once` must end under one roster"):
         start(make_strategy(plan, tmp_path, short), grid, timeout=100_000.0)
     over = replace(roster, roster=replace(roster.roster, issued=1, expires=2))
-    with pytest.raises(ConfigError, match="has expired"):
+    with pytest.raises(ConfigError, match="roster 1 expired"):
         start(make_strategy(plan, tmp_path, over), grid)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_roster_with_draws_needs_the_servers_file_of_them(tmp_path):
     roster = enrol(tmp_path, 5)
-    with pytest.raises(ConfigError, match="needs the server's own file"):
+    with pytest.raises(ConfigError, match="needs the server's file"):
         start(make_strategy(make_plan(), tmp_path, roster, draws=None), make_grid(tmp_path))
 
 

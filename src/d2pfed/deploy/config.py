@@ -78,7 +78,7 @@ def make_secret(file: Path) -> bytes:
     try:
         create_file(file, secret)
     except FileExistsError:
-        raise ConfigError(f"{file} holds a key already") from None
+        raise ConfigError(f"{file} already holds a key") from None
     return signing_public(secret)
 
 
@@ -154,7 +154,7 @@ class ClientConfig:
         require_identity(self.client)
         if self.anchor.resolve().is_relative_to(self.directory.resolve()):
             raise ConfigError(
-                f"the anchor must be outside of the client's directory {self.directory}, got {self.anchor}"
+                f"the anchor must be outside the client's directory {self.directory}, got {self.anchor}"
             )
 
     @property
@@ -170,7 +170,7 @@ class ClientConfig:
         if not self.apps:
             return self
         if app not in self.apps:
-            raise ConfigError(f"this client serves the apps {', '.join(self.apps)} only, got {app or 'no name'}")
+            raise ConfigError(f"this client serves only the apps {', '.join(self.apps)}, got {app or 'no name'}")
         return replace(self, app=app, policy=self.apps[app].policy)
 
 
@@ -219,7 +219,7 @@ def init_client(
     ).encode()
     settings, key = directory / "client.toml", directory / "key"
     if (found := read_file(settings)) not in (None, text) or config.log.has_begun():
-        raise ConfigError(f"{directory} is a client's directory already, and nothing in it was changed")
+        raise ConfigError(f"{directory} is already a client's directory; nothing in it was changed")
     config.log.require_new()
     make_directory(directory)
     make_directory(config.anchor)

@@ -163,7 +163,7 @@ class Transport:
         for answer in self.engine.pull(waiting.keys()) if waiting else ():
             self.pace.hurry()
             if answer.request not in waiting:
-                self.refuse(exchange, answer.node, "not asked", "it was not asked, or comes late")
+                self.refuse(exchange, answer.node, "not asked", "it was not asked, or is late")
                 continue
             node, data = waiting[answer.request], None
             if answer.node != node and answer.kind is not None:
@@ -305,7 +305,7 @@ class NodeRegistry:
             statement = self.announcement.statement(node, answer.client, answer.progress)
             require_signature(self.roster.key(answer.client), answer.signature, statement)
         elif answer.client not in self.population:
-            raise PeerError(f"client {answer.client} is not of this population")
+            raise PeerError(f"client {answer.client} is not in this population")
         self.nodes[answer.client] = node  # a client that comes back through another node is found there
         self.spoken[answer.client] = node
         self.progress[answer.client] = answer.progress
