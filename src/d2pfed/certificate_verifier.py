@@ -197,7 +197,9 @@ class Event:
         if self.rate > 1 or (self.coins > 1 and self.unit == "client"):
             raise Wrong(f"{self.coins} coins of rate {self.rate} are impossible for a {self.unit}")
         if not self.contributors <= self.cohort_size <= self.population // rounds:
-            raise Wrong(f"{rounds} x {self.cohort_size} of {self.population}, noise of {self.contributors}: impossible")
+            raise Wrong(
+                f"{rounds} x {self.cohort_size} of {self.population}, noise of {self.contributors}: impossible"
+            )
         root = Fraction(math.isqrt(self.dimension << 64) + 1, 1 << 32)
         if self.l1_radius != min(root * self.radius, self.radius**2):  # theory 12
             raise Wrong(f"l1_radius {float(self.l1_radius):g} does not follow from radius {float(self.radius):g}")
