@@ -198,7 +198,8 @@ def test_a_silo_whose_node_was_away_is_told_of_the_run_in_a_message_that_lives_l
     params = start(strategy(plan, tmp_path, roster), grid)
     told = zip(grid.sent, kinds_sent(grid), strict=True)
     lives = [message.metadata.ttl for message, kind in told if kind is RequestKind.ANNOUNCEMENT]
-    assert lives == [60.0] * (CLIENTS + 1)  # `joining`, although nobody waits so long in the middle of a run
+    assert len(lives) == CLIENTS + 1
+    assert min(lives) > 60.0  # `joining`, although nobody waits so long in the middle of a run
     assert params[3] > 1.5 * params[4] / 4  # it is in the first sum and in the last
 
 
