@@ -210,6 +210,12 @@ class Soak:
         lines = file.read_text().splitlines() if file.exists() else []
         return int(json.loads(lines[-1])["survivors"]) if lines else 0
 
+    def last_began(self) -> float:
+        """Return when the last finished round of this run began, by the clock of files; 0.0 if there is none."""
+        file = self.federation.server / "run" / "metrics.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return file.stat().st_mtime - float(json.loads(lines[-1])["seconds"]) if lines else 0.0
+
     def is_whole(self) -> bool:
         """Say whether every client was in the last sum, in a round that began after the last fault."""
         is_up = not self.asleep and not self.died and self.rounds() > self.since + 1
@@ -373,9 +379,9 @@ class Soak:
         return fault
 
     def recover(self, fault: Fault) -> None:
-        """Wait until another round is finished, and note what an operator has seen until then."""
-        after = self.rounds()
-        self.wait(lambda: self.rounds() > after, f"no round after {fault.kind}")
+        """Wait until a round that began after the fault is finished, and note what an operator has seen until then."""
+        after, happened = self.rounds(), time.time()
+        self.wait(lambda: self.rounds() > after and self.last_began() > happened, f"no round after {fault.kind}")
         fault.recovered = time.monotonic()
         fault.codes, fault.states = list(self.codes), list(self.states)
         fault.seen = self.read_lines()
