@@ -42,7 +42,7 @@ class Row:
     """A way to train: its accuracy, what the server sees of an update, and how well it finds one record."""
 
     what: str
-    epsilon: float | None  # that is stated for the whole run
+    epsilon: float | None  # that is stated for the whole run: of a site by SVTPrivacy, of a record by a plan
     accuracy: float
     exact: float | None  # of a site's numbers, the share that the server sees exactly as trained
     area: float  # under the curve of the attack
@@ -58,9 +58,9 @@ def gradient(weights: Floats, inputs: Floats, labels: NDArray[np.int64]) -> Floa
     return np.c_[chances.T @ inputs, chances.sum(0)].astype(np.float32) / len(labels)
 
 
-def local_update(weights: Floats, data: Data, generator: np.random.Generator) -> tuple[Floats, int]:
+def local_update(weights: Floats, data: Data, generator: torch.Generator) -> tuple[Floats, int]:
     """Return what one pass over a site's data changes, and in how many steps."""
-    own, order = weights.copy(), generator.permutation(len(data[1]))
+    own, order = weights.copy(), torch.randperm(len(data[1]), generator=generator).numpy()
     batches = np.array_split(order, max(1, len(order) // BATCH))
     for batch in batches:
         own -= LR * gradient(own, data[0][batch], data[1][batch])
@@ -69,7 +69,7 @@ def local_update(weights: Floats, data: Data, generator: np.random.Generator) ->
 
 def averaged(sites: list[Data], applied: Filter, watch: Watch, seed: int) -> Floats:
     """Train by federated averaging of updates that went through a filter."""
-    generator, weights = np.random.default_rng(seed), np.zeros((CLASSES, PIXELS + 1), np.float32)
+    generator, weights = torch.Generator().manual_seed(seed), np.zeros((CLASSES, PIXELS + 1), np.float32)
     for _ in range(PASSES):
         seen = [applied(*local_update(weights, data, generator)) for data in sites]
         watch(weights, seen[0])
@@ -77,14 +77,15 @@ def averaged(sites: list[Data], applied: Filter, watch: Watch, seed: int) -> Flo
     return weights
 
 
-def filtered(name: str) -> Filter:
-    """Return one of NVFlare's own filters, with its defaults."""
+def filtered(name: str) -> tuple[Filter, Callable[[], float]]:
+    """Return one of NVFlare's own filters, with its defaults, and what it has spent by its own account."""
     from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable  # noqa: PLC0415 - only here is it needed
     from nvflare.apis.fl_context import FLContext  # noqa: PLC0415
     from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy  # noqa: PLC0415
     from nvflare.app_common.filters.svt_privacy import SVTPrivacy  # noqa: PLC0415
 
-    made = {"PercentilePrivacy": PercentilePrivacy, "SVTPrivacy": SVTPrivacy}[name]()
+    svt = SVTPrivacy()
+    made = {"PercentilePrivacy": PercentilePrivacy(), "SVTPrivacy": svt}[name]
 
     def apply(update: Floats, steps: int) -> Floats:
         dxo = DXO(DataKind.WEIGHT_DIFF, {"w": update.copy()}, {MetaKey.NUM_STEPS_CURRENT_ROUND: steps})
@@ -92,7 +93,7 @@ def filtered(name: str) -> Filter:
         found: Floats = from_shareable(result).data["w"].astype(np.float32)
         return found
 
-    return apply
+    return apply, svt.get_privacy_spent
 
 
 def private(sites: list[Data], epsilon: float, watch: Watch) -> Floats:
@@ -135,22 +136,25 @@ def area_under_curve(inside: list[float], outside: list[float]) -> float:
 
 def attack(train: Callable[[list[Data], Watch, int], Floats], sites: list[Data], runs: int) -> float:
     """Return the area under the curve over runs with and without one more record in the first site's data."""
-    scores: dict[bool, list[float]] = {True: [], False: []}
+    inside, outside = [], []
     for run in range(runs):
-        generator = np.random.default_rng(1000 + run)
-        record = generator.random((1, PIXELS), np.float32), generator.integers(CLASSES, size=1)
-        for is_inside in scores:
-            first = tuple(np.concatenate(parts) for parts in zip(sites[0], record, strict=True))
-            score = 0.0
+        generator = torch.Generator().manual_seed(1000 + run)
+        image, label = (
+            torch.rand((1, PIXELS), generator=generator),
+            torch.randint(CLASSES, (1,), generator=generator),
+        )
+        record = image.numpy(), label.numpy()
+        more = np.concatenate([sites[0][0], record[0]]), np.concatenate([sites[0][1], record[1]])
+        for scores, first, seed in ((inside, more, 2 * run), (outside, sites[0], 2 * run + 1)):
+            found: list[float] = []
 
-            def watch(weights: Floats, seen: Floats, record: Data = record) -> None:
-                nonlocal score
+            def watch(weights: Floats, seen: Floats, record: Data = record, found: list[float] = found) -> None:
                 direction = -gradient(weights, *record)
-                score += float((seen * direction).sum() / np.linalg.norm(direction))
+                found.append(float((seen * direction).sum() / np.linalg.norm(direction)))
 
-            train([first, *sites[1:]] if is_inside else sites, watch, 2 * run + is_inside)
-            scores[is_inside].append(score)
-    return area_under_curve(scores[True], scores[False])
+            train([first, *sites[1:]], watch, seed)
+            scores.append(sum(found))
+    return area_under_curve(inside, outside)
 
 
 def bench(directory: Path, runs: int, private_runs: int) -> Iterator[Row]:
@@ -165,20 +169,21 @@ def bench(directory: Path, runs: int, private_runs: int) -> Iterator[Row]:
     def ignore(_weights: Floats, _seen: Floats) -> None:
         return
 
-    filters: Mapping[str, Filter] = {
-        "FedAvg": lambda update, _steps: update,
+    filters: Mapping[str, tuple[Filter, Callable[[], float]]] = {
+        "FedAvg": (lambda update, _steps: update, lambda: 0.0),
         "PercentilePrivacy": filtered("PercentilePrivacy"),
         "SVTPrivacy": filtered("SVTPrivacy"),
     }
-    for what, applied in filters.items():
+    for what, (applied, spent) in filters.items():
         update, steps = local_update(
-            np.zeros((CLASSES, PIXELS + 1), np.float32), sites[0], np.random.default_rng(0)
+            np.zeros((CLASSES, PIXELS + 1), np.float32), sites[0], torch.Generator().manual_seed(0)
         )
         seen = applied(update, steps)
+        epsilon = PASSES * spent() or None  # of one site's one update, in each round
         exact = float(np.isclose(seen, update, rtol=1e-5, atol=0)[update != 0].mean())
         found = statistics.mean(accuracy(averaged(sites, applied, ignore, seed)) for seed in range(3))
         area = attack(lambda data, watch, seed, use=applied: averaged(data, use, watch, seed), sites, runs)
-        yield Row(what, None, found, exact, area, runs)
+        yield Row(what, epsilon, found, exact, area, runs)
     for epsilon in (8.0, 3.0):
         found = statistics.mean(accuracy(private(sites, epsilon, ignore)) for _ in range(3))
         area = attack(lambda data, watch, _seed, use=epsilon: private(data, use, watch), sites, private_runs)
