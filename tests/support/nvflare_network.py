@@ -186,7 +186,9 @@ class Network:
         # NVFlare's own places are the same for all servers of a machine, which would take up each other's jobs.
         usual = (self.kit("server") / "local" / "resources.json.default").read_text()
         assert usual.count(STORES) == 2, usual
-        (self.kit("server") / "local" / "resources.json").write_text(usual.replace(STORES, f"{self.directory}/stores/"))
+        (self.kit("server") / "local" / "resources.json").write_text(
+            usual.replace(STORES, f"{self.directory}/stores/")
+        )
         roster = next_roster(
             authority,
             None,
