@@ -92,7 +92,8 @@ def _short(what: str) -> str:
     """Return what a row of the goals measures, without what the section says for all of them."""
     what = what.replace(", processor seconds", "").replace(", complete", "").replace(", 10 % lost", "")
     what = re.sub(r"([\d,]+) clients, ([\d,]+) coordinates", r"\1 x \2", what)
-    what = what.replace("round with all messages", "protocol round").replace("clients in two", "two")
+    what = what.replace("round with all messages", "protocol round")
+    what = what.replace("clients in two processes", "two processes")
     what = what.replace(
         "first command after the install: cold compilation, seconds more", "first command: compilation"
     )

@@ -237,7 +237,7 @@ def test_no_size_of_the_clip_blinds_the_attack_or_refutes_what_is_true(clip):
 
 def test_an_audit_refuses_what_it_is_not_about():
     for clip in (1e31, 1e-31):
-        with pytest.raises(ConfigError, match="the audit is of clips in"):
+        with pytest.raises(ConfigError, match="an audit needs a clip in"):
             attacked(audited_plan(target(clip=clip)), 1)
     with pytest.raises(ConfigError, match="against the server"):
         audited_plan(target(against="released"))

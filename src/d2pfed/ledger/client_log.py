@@ -230,7 +230,7 @@ class ClientLog:
                 rows, more = parse(self._start, files.read_file(file) or b"")
                 if not more and [row.entry for row in rows] == [Entry.OPENING]:
                     continue
-            raise LedgerError(f"{file} is there already: this client has begun before; see `d2pfed client adopt`")
+            raise LedgerError(f"{file} already exists: this client has begun before; see `d2pfed client adopt`")
 
     def read(self) -> ClientHistory:
         """Return the log, found whole and at one with its anchor; refuse everything else.
