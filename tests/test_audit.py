@@ -410,7 +410,7 @@ def test_an_audit_executes_no_code_that_only_the_run_names(command, what, tmp_pa
         found = CliRunner().invoke(audit_command.app, [command, "run", *options])
         assert isinstance(found.exception, ConfigError)  # if not for this, then as nobody took part
         is_executed = (tmp_path / "executed").exists()
-        assert is_executed != (f"trust it, name it by --{what}" in str(found.exception))
+        assert is_executed != (f"trust it, name it with --{what}" in str(found.exception))
         return is_executed
 
     assert not executed()

@@ -259,9 +259,9 @@ CONTRADICTIONS = {
     "a quorum above the cohort": (
         "once",
         both(in_plan("quorum", 10**6), more_noise, state("dropouts.quorum", 10**6)),
-        " noises",
+        ": impossible",
     ),
-    "statistics with more noises than clients": ("ledger", more_noise, " noises"),
+    "statistics with more noises than clients": ("ledger", more_noise, ": impossible"),
     "two runs of one plan with different noise": (
         "ledger",
         lambda s: s["events"][1].update(variance="400") or [c.update(epsilon=1e3) for c in s["claims"]],

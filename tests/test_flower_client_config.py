@@ -116,7 +116,7 @@ def test_an_anchor_that_cannot_be_used_is_found_before_anything_is_written(tmp_p
         anchor.chmod(0o777)
     else:
         anchor.write_text("")
-    with pytest.raises(ConfigError, match=r"no link to one|writable by its owner alone"):
+    with pytest.raises(ConfigError, match=r"not a link to one|writable by its owner alone"):
         init_client(tmp_path / "client", 7, AUTHORITY, anchor)
     assert not (tmp_path / "client").exists()
 
@@ -181,7 +181,7 @@ def test_links_are_not_followed(tmp_path, name):
 
 def test_a_directory_that_is_a_link_or_somebody_elses_is_refused(directory, tmp_path):
     (tmp_path / "link").symlink_to(directory)
-    with pytest.raises(ConfigError, match="no link"):
+    with pytest.raises(ConfigError, match="not a link"):
         read_client_config(tmp_path / "link")
     if os.geteuid() == 0:
         os.chown(directory, 65534, -1)

@@ -171,7 +171,7 @@ def test_a_log_does_not_grow_without_end_whatever_is_begun(server, monkeypatch):
     begin_epoch(server, 0)
     with pytest.raises(PeerError, match="its own log says why"):
         begin_epoch(server, 1)
-    with pytest.raises(LedgerError, match="takes no more: begin a new one under a new key"):
+    with pytest.raises(LedgerError, match="is full: begin a new one with a new key"):
         log.append(log.read(), Entry.BEGUN, {})
     monkeypatch.setattr(client_log, "MOST_ROWS", 1 << 18)
     begin_epoch(server, 1)

@@ -282,7 +282,7 @@ def test_silos_without_an_evaluation_refuse_one(tmp_path):
         app.train()(never)
         app.evaluate()(never)
         grid.apps[node] = app, context
-    with pytest.raises(TooFewClients, match=r"5 nodes refuse: .*answers requests of d2pfed only"):
+    with pytest.raises(TooFewClients, match=r"5 nodes refuse: .*answers only requests of d2pfed"):
         private_evaluate(strategy, grid, MODEL, {"accuracy": (0.0, 1.0)}, epsilon=5000.0)
 
 

@@ -134,7 +134,7 @@ def test_a_damaged_file_is_as_before_the_first_round(tmp_path, caplog):
         (lambda: LocalArray("a", (2,), "float32", bytes(4)), "must have as many bytes as its shape needs"),
         (lambda: local_array("a", np.zeros(1 << 20, np.float32)), "send only what is trained"),
         (lambda: Layout(layout().entries, (local_array("params", np.zeros(1)),)), "distinct names"),
-        (lambda: Layout.of({"a": np.zeros(1, np.float32)}, ["b"]), "lack 'b'"),
+        (lambda: Layout.of({"a": np.zeros(1, np.float32)}, ["b"]), "'b' is missing"),
     ],
 )
 def test_local_arrays_are_checked(made, rule):

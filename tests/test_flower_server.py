@@ -321,7 +321,7 @@ def test_a_node_cannot_speak_for_a_client_whose_key_it_lacks(tmp_path, caplog):
 
     grid.coming = forged
     start(make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=60.0, poll=0.001)), grid)
-    assert "node 104 is refused: a signature does not fit its statement" in caplog.text
+    assert "node 104 is refused: a signature does not match its statement" in caplog.text
     assert committed(tmp_path) == [(0, 1, 2, 3)]
 
 
@@ -338,7 +338,7 @@ def test_an_acceptance_of_another_node_cannot_be_passed_on(tmp_path, caplog):
 
     grid.coming = copied
     start(make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=60.0, poll=0.001)), grid)
-    assert "node 104 is refused: a signature does not fit its statement" in caplog.text
+    assert "node 104 is refused: a signature does not match its statement" in caplog.text
 
 
 def test_the_roster_must_be_the_plans_population(tmp_path):

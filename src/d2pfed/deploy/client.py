@@ -170,7 +170,7 @@ class PrivateClient:
             update = self._update(attempt, settings, params, layout)
             vector = participant.encode(attempt.session, update, group, clip)
         except BaseException as error:  # noqa: BLE001 - a user's function may raise an exit or an interrupt
-            log_error("training failed: this client contributes zero and its noise")
+            log_error("training failed: this client contributes zero plus its noise")
             note(attempt.config.directory, Event.FAILED, error)
         else:
             note(attempt.config.directory, Event.TRAINED)

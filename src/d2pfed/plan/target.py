@@ -183,8 +183,8 @@ class PrivacyTarget:
     rotation: RotationName = setting(RotationName.HADAMARD, "The random rotation before rounding.")
     compression: int | str = setting(
         OFF,
-        "Number of coordinates that a client's vector is folded to, a power of two; auto: as few as cost little "
-        "beside the noise; or off.",
+        "Number of coordinates that a client's vector is folded to, a power of two; auto: the fewest that add "
+        "little to the noise; or off.",
         also=canonical.OMITTED_IF_DEFAULT,
         parse=parse_compression,
     )
