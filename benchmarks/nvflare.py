@@ -120,13 +120,13 @@ def run(job: Job, network: Any, name: str, sites: int, rounds: int) -> list[floa
 
 def bench(sites: int, rounds: int, repeats: int, silos: int, silo_rounds: int) -> Iterator[Measured]:
     """Yield a row for each turn of each way; none of `sites` or of `silos` leaves those out."""
-    if sites:
-        yield from _take_turns(sites, rounds, repeats)
     if silos:
         job = Job("NVFlare, private, records, many silos", _OURS, "silo.py", _records(silos))
         with TemporaryDirectory() as directory, _network(Path(directory), silos) as network:
             network.bring_up(*network.names)
             yield _timed(job.what, silos, lambda: run(job, network, "silos", silos, silo_rounds))
+    if sites:
+        yield from _take_turns(sites, rounds, repeats)
 
 
 def _seconds(case: Case) -> list[float]:
