@@ -69,6 +69,8 @@ class RunDirectory:
             run = RunDirectory(path, undo)
             remove_drafts(path)
             if not file.exists():
+                if (path / "identity").exists():
+                    raise DamagedFile(f"{file} is missing: what the run was begun with is unknown")
                 run.replace(file.name, settings.encode())
             with _explained(file):
                 begun = file.read_text("utf-8")
