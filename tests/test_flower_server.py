@@ -14,7 +14,7 @@ from d2pfed.accounting import Sampling
 from d2pfed.cli import main
 from d2pfed.deploy import federation
 from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.requests import ExchangeRequest, RequestKind, RunAcceptance
+from d2pfed.deploy.requests import RequestKind, RunAcceptance
 from d2pfed.deploy.rosters import DrawCommitment
 from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError, TooFewClients
@@ -27,21 +27,16 @@ from d2pfed.runs.json_files import from_json, to_json
 from d2pfed.runs.report import read_report
 from d2pfed.secagg import crypto
 from d2pfed.secagg.trust import Consistency
-from d2pfed.secagg.wire import MessageKind, kind_of
+from d2pfed.secagg.wire import MessageKind
 from support.enrolled_clients import DIMENSION, directory_of, enrol, make_plan, noise_bound, sign_roster
 from support.local_grid import (
+    kind,
     make_grid,
     make_message,
     make_strategy,
     start,
 )
 from support.reports import Page, outside
-
-
-def kind(message: Message) -> MessageKind | None:
-    """The kind of frame in a request of the server; None for an announcement."""
-    kind, data = from_record(message.content)
-    return MessageKind(kind_of(ExchangeRequest.decode(data).frame)) if kind is RequestKind.EXCHANGE else None
 
 
 def is_acceptance(reply: Message) -> bool:

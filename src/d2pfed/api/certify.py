@@ -72,7 +72,7 @@ def certify(
     Guarantee: what is stated is checked from the ledger's rows first; nothing of it tells who took part in an attempt.
     Checked: test_certify.py.
 
-    Example:
+    Examples:
         >>> result = fit("logistic", "digits", population=60, rounds=2, cohort_size=20, privacy={"epsilon": 50.0})
         >>> certify(result.directory, key="signer.key").certificate.name
         'certificate.json'

@@ -45,7 +45,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
     committed nor void; it stays charged, and the round goes on with `next_attempt`. After an error in writing, nobody
     knows whether the row is on the disk: the ledger closes itself, and only a new opening tells.
 
-    Example:
+    Examples:
         >>> with Ledger.create("clients.sqlite", Budget(2.0, 1e-5, SERVER)) as ledger:
         ...     ledger.spent(), ledger.runs()
         (0.0, ())
@@ -243,7 +243,7 @@ def verify(path: Path | str, meter: Meter = charge_plans) -> Verification:
     Raises:
         LedgerError: if a row is wrong.
 
-    Example:
+    Examples:
         >>> Ledger.create("verified.sqlite", Budget(2.0, 1e-5, SERVER)).close()
         >>> verify("verified.sqlite").committed
         0

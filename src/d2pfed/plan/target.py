@@ -108,7 +108,7 @@ class PrivacyTarget:
     Enumerations may be given by name: `PrivacyTarget(..., mechanism="skellam", against="server")`. The fields that
     `fit` fills in are None until they are known; `calibrate` refuses a target that lacks one.
 
-    Example:
+    Examples:
         >>> target = PrivacyTarget(population=10_000, against="server", sampling="once")
         >>> target.epsilon, str(target.against), f"{target.effective_delta:.2g}"
         (1.0, 'server', '4e-05')
