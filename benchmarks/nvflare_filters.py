@@ -10,7 +10,6 @@ of these projections tells the two cases apart (0.5: not at all, 1: always).
 
 import argparse
 import gzip
-import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 import d2pfed
+from benchmarks.record import surroundings, write
 from d2pfed.accounting import Unit
 
 SITES = 20
@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--private-runs", type=int, default=25)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
-    rows: list[Row] = []
+    about, rows = surroundings(), list[Row]()
     for row in bench(chosen.directory, chosen.runs, chosen.private_runs):
         rows.append(row)
         exact = "-" if row.exact is None else f"{row.exact:.1%}"
@@ -220,7 +220,7 @@ def main() -> None:
             f"{row.what:18} epsilon {row.epsilon}  accuracy {row.accuracy:.1%}  exact {exact}  area {row.area:.2f}"
         )
         if chosen.out is not None:
-            chosen.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+            write(chosen.out, about, {"filters": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":
