@@ -18,9 +18,8 @@ _HEAD = """# Performance
 
 <!-- Made by `scripts/bench page` of benchmarks/results; edits are lost. -->
 
-This page shows what d2pfed costs in time and bytes, compared with peers. `scripts/bench all` measured every section
-that names no other command; *busy* repeats it with both cores busy (`--busy`). Compare ratios: seconds are those of
-one machine. A tick marks a goal that is met.
+`scripts/bench all` measures time and bytes, compared with peers; sections with another command name it. *Busy* is the
+same measurement with both cores busy (`--busy`). Seconds depend on the machine, ratios less. A tick marks a met goal.
 """
 
 
@@ -84,7 +83,7 @@ def _goals(idle: Row, busy: Row) -> str:
     head = ("what", "seconds", "goal", "limit", "busy")
     about = (
         "Wall-clock seconds; processor seconds for `client`, `server` and `ledger`. Sizes are clients x coordinates. "
-        "In rows *assumed* and *signed*, 10 % drop out. The limit counts training's operations, or X25519."
+        "In rows *assumed* and *signed*, 10 % drop out. The limit is the time of the matrix products or key agreements."
     )
     return _section("Goals", about, head, body, _failure(idle, "goals"))
 
@@ -92,8 +91,9 @@ def _goals(idle: Row, busy: Row) -> str:
 def _short(what: str) -> str:
     """Return what a row of the goals measures, without what the section says for all of them."""
     what = what.replace(", processor seconds", "").replace(", complete", "").replace(", 10 % lost", "")
-    what = re.sub(r"([\d,]+ clients), ([\d,]+) coordinates", r"\1 x \2", what)
-    what = what.replace("round with all messages", "protocol round").replace("clients in two processes", "two")
+    what = re.sub(r"([\d,]+) clients, ([\d,]+) coordinates", r"\1 x \2", what)
+    what = what.replace("round with all messages", "protocol round")
+    what = what.replace("clients in two processes", "two processes")
     what = what.replace(
         "first command after the install: cold compilation, seconds more", "first command: compilation"
     )
@@ -122,8 +122,8 @@ def _arithmetic(idle: Row, busy: Row) -> str:
     ]
     head = ("what", "M/s", "speedup", "peer", "ratio", "busy", "goal")
     about = (
-        f"Millions of {largest:,} coordinates per second in one thread; the speedup by a second; our rate over the "
-        "peer's. A goal must be met for all sizes."
+        f"Millions of coordinates per second in one thread, for vectors of {largest:,}; speedup by a second thread; "
+        "our rate over the peer's. Goals hold for all sizes."
     )
     return _section("Arithmetic", about, head, body, _failure(idle, "arithmetic"))
 
@@ -149,8 +149,8 @@ def _secagg(idle: Row, busy: Row) -> str:
         *("bytes sent", "note"),
     )
     about = (
-        "Pair masks: processor seconds of one client and of the server, wall-clock seconds of a round. Rows of 20 "
-        "clients are signed, too."
+        "Pair masks: processor seconds of one client and of the server, wall-clock seconds of a round. Rounds of 20 "
+        "clients are signed."
     )
     return _section("Secure aggregation", about, head, body, _failure(idle, "secagg"))
 
@@ -172,9 +172,9 @@ def _protocols(found: Row) -> str:
         *("member sends", "receives", "seconds", "server seconds"),
     )
     about = (
-        f"`scripts/bench secagg`: bytes without the model, processor seconds, rings of {rows[0]['bits']} bits "
-        "(Flower's 64, unsigned). Short rounds are medians of three; *scaled* rows follow from smaller ones. A "
-        f"committee member is also a client.\n\n{_machine(found)}"
+        f"`scripts/bench secagg`: bytes without the model, processor seconds, {rows[0]['bits']} bits per coordinate "
+        "(Flower: 64, unsigned). Short rounds are medians of three; *scaled* rows are extrapolated. A member of the "
+        f"committee is also a client.\n\n{_machine(found)}"
     )
     held = [
         (goal["what"].partition(" (")[0], _number(goal["value"]), _number(goal["limit"]), _met(goal))
@@ -222,8 +222,8 @@ def _training(idle: Row, busy: Row) -> str:
         "goal",
     )
     about = (
-        "Seconds of a round of 100 clients in one process; ratios are the peer's over ours. A client trains one epoch "
-        "of 100 digits; at 19,354 parameters, three of 80."
+        "Seconds of a round of 100 clients in one process; ratios are the peer's seconds over ours. A client trains "
+        "one epoch of 100 digits; at 19,354 parameters, three epochs of 80."
     )
     return _section("Training", about, head, body, _failure(idle, "training"))
 
@@ -238,7 +238,7 @@ def _engines(idle: Row, busy: Row) -> str:
         for row in _rows(idle, "engines")
     ]
     head = ("backend", "clients", "first round", "round", "busy", "note")
-    about = "A private round of `mlp`, 51,370 parameters, 3 epochs of 80 digits; the first with the start."
+    about = "A private round of `mlp`, 51,370 parameters, 3 epochs of 80 digits. The first includes the start."
     return _section("Backends of the simulation", about, head, body, _failure(idle, "engines"))
 
 
@@ -276,8 +276,8 @@ def _models(found: Row) -> str:
     ]
     about = (
         "`scripts/bench models`: seconds of a round of 50 clients with 40 examples each, and of a torch loop in one "
-        "thread; then a round by record over 20 silos, as a multiple of Opacus' DP-SGD. Its run directory is in "
-        f"memory: on a disk, a round waits for five more syncs.\n\n{_machine(found)}"
+        "thread. Second table: a round by record over 20 silos, as a multiple of Opacus' DP-SGD, with the run's files "
+        f"in memory (a disk adds five syncs).\n\n{_machine(found)}"
     )
     head = ("network", "parameters", "loop", "not private", "speedup", "private", "speedup")
     beside = _lines(("by record", "parameters", "over DP-SGD", "processor", "goal"), records)
@@ -288,9 +288,8 @@ def _tightening(found: Row) -> str:
     if not (rows := _rows(found, "tightening")):
         return ""
     about = (
-        "`scripts/bench tightening`: epsilon by the earlier bound / by today's / a lower bound on the truth, at delta "
-        "population^-1.1. Lower bounds: all others at zero or at the opposite vector; one Gaussian of the same squared "
-        "ratios; the product of two plans."
+        "`scripts/bench tightening`: epsilon by the earlier bound / today's / a lower bound on the truth, from cases "
+        "that can be computed, at delta population^-1.1."
     )
     cells = {
         (row["bound"], row["population"], row["epsilon"]): " / ".join(
@@ -299,9 +298,13 @@ def _tightening(found: Row) -> str:
         for row in rows
     }
     levels = sorted({epsilon for _, _, epsilon in cells})
+    sizes: dict[str, list[int]] = {}
+    for bound, size in dict.fromkeys(key[:2] for key in cells):
+        sizes.setdefault(bound, []).append(size)
     body = [
-        (bound, f"{size:,}", *(cells.get((bound, size, epsilon), "") for epsilon in levels))
-        for bound, size in dict.fromkeys(key[:2] for key in cells)
+        ("" if at else bound, f"{size:,}", *(cells.get((bound, size, epsilon), "") for epsilon in levels))
+        for bound, of_bound in sizes.items()
+        for at, size in enumerate(of_bound)
     ]
     head = ("bound", "population", *(f"epsilon {epsilon:g}" for epsilon in levels))
     return _section("Bounds on epsilon", about, head, body)

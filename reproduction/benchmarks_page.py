@@ -29,17 +29,16 @@ _PRIVACY = (
 _HEAD = """# Benchmarks
 
 What does privacy cost on tasks that others use? The guarantee is for a whole client, against the server. Each row is
-one command, `scripts/reproduce NAME --data DIR`; `scripts/reproduce page` writes this page from
-`reproduction/results`.
+one command, `scripts/reproduce NAME --data DIR`; `scripts/reproduce page` writes this page.
 
 - Accuracy is measured once, on test data opened at the end of each run: mean over seeds (lowest to highest).
-- Runs without privacy use the settings of the private runs, unclipped: they show what privacy costs this training, not
-  the best that can be had. Where a grid is named, each took its learning rates from it.
-- Settings were chosen by validation accuracy; that choice is not accounted. The test accuracy of some earlier settings
-  was seen: `writers` and `speakers` without privacy (below the private runs), `idx28` (87 % with and without privacy),
+- Runs without privacy use the settings of the private runs, unclipped. They show what privacy costs this training, not
+  the best accuracy. Where a grid is named, private and other runs each took their own learning rates from it.
+- Settings were chosen by validation accuracy, which no account covers. The test accuracy of some earlier settings was
+  seen: `writers` and `speakers` without privacy (below the private runs), `idx28` (87 % with and without privacy),
   `cifar10-server` with half the filters (65.8 %).
-- Adjacency is replace-one, the clip 1. No client drops out and none colludes. *Alone*: against the server and all
-  other clients.
+- Adjacency is replace-one, the clip 1. No client drops out, none colludes. *Alone*: against the server and all other
+  clients.
 - `DIR` holds the official files, plain or `.gz`: `mnist/*-ubyte`, `qmnist/*`, `cifar-10-batches-bin/*.bin`,
   `shakespeare/tinyshakespeare.txt`, and in `idx28/*-ubyte` any 28 x 28 images in MNIST's format.
 """
@@ -84,7 +83,7 @@ def benchmarks_page(records: Sequence[Mapping[str, object]]) -> str:
         words = record["words"]
         told = " ".join(_own(str(word)) for word in words) if isinstance(words, Sequence) else ""
         made = f"`{record['command']}`, {record['date']}."
-        parts += [f"## {record['title']}\n", f"{_filled(told)}\n", f"{made}\n"]
+        parts += [f"## `{record['name']}`\n", f"{_filled(told)}\n", f"{made}\n"]
     return "\n".join(parts)
 
 

@@ -152,7 +152,7 @@ def test_a_run_from_training_to_its_ledger_and_report(run, tmp_path):
     assert (tmp_path / "epsilon.png").read_bytes().startswith(b"\x89PNG")
     assert "commit" in run("ledger show runs/tiny")[1]
     assert json.loads(run("ledger verify runs/tiny --json")[1])["committed"] == 2
-    assert "holds together: 2 releases" in run("ledger verify runs/tiny")[1]
+    assert "is consistent: 2 releases" in run("ledger verify runs/tiny")[1]
     assert run("report runs/tiny")[0] == 0
     assert (tmp_path / "runs" / "tiny" / "report.html").exists()
 
@@ -382,7 +382,7 @@ def test_the_name_of_a_file_may_be_no_text(run):
     assert run("ledger create \udc80 --epsilon 1 --delta 1e-5")[0] == 0
     status, out, _ = run("ledger verify \udc80")
     assert status == 0
-    assert out.startswith("\\udc80 holds together")
+    assert out.startswith("\\udc80 is consistent")
 
 
 @pytest.mark.parametrize(

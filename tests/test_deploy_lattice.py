@@ -285,7 +285,7 @@ def test_a_member_at_its_cap_begins_each_attempt_once(monkeypatch):
         return SimpleNamespace(bodies=lambda entry: rows if entry is Entry.BEGUN else [])
 
     client_attempt.require_beginnings_left(history(5), "a run", plan)
-    with pytest.raises(PeerError, match="begun 6 times here, a run of its plan begins at most 6 times"):
+    with pytest.raises(PeerError, match="begun 6 attempts here, its plan allows at most 6"):
         client_attempt.require_beginnings_left(history(6), "a run", plan)
 
 
@@ -298,7 +298,7 @@ def test_a_client_at_its_cap_is_silent_as_often_as_may_come_to_nothing(tmp_path,
         server.attempt(1)
     both = set(server.session(0).members) & set(server.session(1).members)
     refusals = {str(server.refusals[client]) for client in both}
-    assert refusals == {"1 attempts came to nothing within a day here, at most 1 may"}
+    assert refusals == {"1 attempts failed here within a day, at most 1 may"}
     assert not [row for client in both for row in rows(server, client, Entry.BEGUN) if row.get("silent")]
 
 

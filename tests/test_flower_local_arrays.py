@@ -124,17 +124,17 @@ def test_a_damaged_file_is_as_before_the_first_round(tmp_path, caplog):
     (file,) = (tmp_path / "local").iterdir()
     file.write_bytes(b"\xff" * 40)
     assert arrays.load(layout())["mean"].tolist() == [0.0, 0.0]
-    assert "as before its first round" in caplog.text
+    assert "reset to their values before its first round" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("made", "rule"),
     [
         (lambda: LocalArray("a", (2,), "complex64", bytes(16)), "must be of float16"),
-        (lambda: LocalArray("a", (2,), "float32", bytes(4)), "must have the bytes of its shape"),
+        (lambda: LocalArray("a", (2,), "float32", bytes(4)), "must have as many bytes as its shape needs"),
         (lambda: local_array("a", np.zeros(1 << 20, np.float32)), "send only what is trained"),
-        (lambda: Layout(layout().entries, (local_array("params", np.zeros(1)),)), "names of their own"),
-        (lambda: Layout.of({"a": np.zeros(1, np.float32)}, ["b"]), "lack 'b'"),
+        (lambda: Layout(layout().entries, (local_array("params", np.zeros(1)),)), "distinct names"),
+        (lambda: Layout.of({"a": np.zeros(1, np.float32)}, ["b"]), "'b' is missing"),
     ],
 )
 def test_local_arrays_are_checked(made, rule):

@@ -87,7 +87,7 @@ def test_the_loop_of_flowers_supernode_takes_the_steps_that_the_node_takes():
 
 @pytest.mark.parametrize("version", ["1.40.2", "1.42.0", "2.41.0", "1.4"])
 def test_another_version_of_flower_is_refused(version):
-    with pytest.raises(ConfigError, match=f"the warm node is for Flower 1.41, got {version}"):
+    with pytest.raises(ConfigError, match=f"d2pfed-node needs Flower 1.41, got {version}"):
         node.require_flower(version)
 
 
@@ -97,7 +97,7 @@ def test_the_command_refuses_another_flower_in_one_line_that_names_the_way_out(m
     with pytest.raises(SystemExit) as ended:
         node.main()
     assert ended.value.code == (
-        "d2pfed-node: the warm node is for Flower 1.41, got 1.42.0: use flower-supernode with its own executor"
+        "d2pfed-node: d2pfed-node needs Flower 1.41, got 1.42.0: use flower-supernode with its own executor"
     )
 
 

@@ -399,16 +399,16 @@ def test_a_run_that_somebody_else_carried_on_is_refused_to_its_copy(path):
         first = ledger.head()
         charge(ledger, 0)
         ledger.require_own("run", first, 0)  # the same opening: it crashed after this round, say
-        with pytest.raises(LedgerError, match="run run: row 3 is unknown to its directory"):
+        with pytest.raises(LedgerError, match="run run: its directory does not know row 3"):
             ledger.require_own("run", None, 0)
         charge(ledger, 1)
-        with pytest.raises(LedgerError, match="row 5 is unknown"):
+        with pytest.raises(LedgerError, match="does not know row 5"):
             ledger.require_own("run", first, 0)  # a round that the checkpoint has not
     with Ledger.open(path, meter=additive) as ledger:
         ledger.require_own("run", first, 1)
         second = ledger.head()
         charge(ledger, 2)
-        with pytest.raises(LedgerError, match="row 8 is unknown"):
+        with pytest.raises(LedgerError, match="does not know row 8"):
             ledger.require_own("run", first, 2)  # written in an opening that this directory knows nothing of
         ledger.require_own("run", second, 2)
         ledger.require_own("other", None, 0)

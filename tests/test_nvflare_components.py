@@ -1,6 +1,7 @@
 """The controller, the executors and the recipes by themselves, with NVFlare's own classes around them."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +17,11 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.job_config.api import FedJob
+from nvflare.recipe import SimEnv
 
 from d2pfed.deploy.client import Purpose
+from d2pfed.deploy.config import SIMULATION_VARIABLE
 from d2pfed.deploy.requests import RequestKind, RunAcceptance
 from d2pfed.errors import ConfigError
 from d2pfed.nvflare import executor as executors
@@ -271,6 +275,20 @@ def test_a_statistic_and_records_are_jobs_too(tmp_path, monkeypatch):
     )  # fmt: skip
     _, client, _ = export(records, tmp_path)
     assert client["executors"][0]["executor"]["path"] == "d2pfed.nvflare.executor.RecordsExecutor"
+
+
+def test_jobs_of_one_process_are_simulated_in_their_own_directories(tmp_path, monkeypatch):
+    monkeypatch.chdir(LIGHT)
+    monkeypatch.delenv(SIMULATION_VARIABLE, raising=False)
+    seen = []
+    monkeypatch.setattr(FedJob, "simulator_run", lambda *_, **__: seen.append(os.environ[SIMULATION_VARIABLE]))
+    for place in (tmp_path / "a", tmp_path / "b"):
+        sums = PrivateStatisticRecipe(
+            name="sums", statistic="sevens", size=4, min_clients=3, train_script="sevens.py", privacy=PRIVACY
+        )
+        sums.execute(SimEnv(num_clients=3, workspace_root=str(place)))
+    assert seen == [str(tmp_path / each / "sums-d2pfed") for each in "ab"]
+    assert SIMULATION_VARIABLE not in os.environ
 
 
 def test_a_runs_name_leads_to_no_other_directory():

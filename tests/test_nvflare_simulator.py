@@ -32,7 +32,7 @@ from d2pfed.nvflare.recipe import PrivateStatisticRecipe
 from nvflare.recipe import SimEnv
 
 recipe = PrivateStatisticRecipe(
-    name="sums", statistic="sevens", size=4, min_clients={sites}, train_script="sevens.py", privacy={privacy},
+    name="sums", statistic="{statistic}", size=4, min_clients={sites}, train_script="sevens.py", privacy={privacy},
 )
 recipe.execute(SimEnv(num_clients={sites}, num_threads={threads}, workspace_root="{place}"))
 """
@@ -44,9 +44,9 @@ RECORDS = {
 ACCURACY = {"final": {"metrics": {"accuracy": [0.0, 1.0]}, "epsilon": 500.0, "max_examples": 4.0}}
 
 
-def run(job, place, **settings):
+def run(job, place, statistic="sevens", **settings):
     """Run a job as a user would, and return what it prints."""
-    text = job.format(place=place, **settings)
+    text = job.format(place=place, statistic=statistic, **settings)
     environment = {name: value for name, value in os.environ.items() if name != "D2PFED_SIMULATION"}
     done = subprocess.run(
         [sys.executable, "-c", text], cwd=LIGHT, env=environment, capture_output=True, text=True, check=False
@@ -87,8 +87,15 @@ def test_records_of_sites_are_protected_and_evaluated(tmp_path):
 def test_a_statistic_is_the_private_sum(tmp_path):
     privacy = PRIVACY | {"clip": 14.0}
     run(ASK, tmp_path, sites=3, threads=3, privacy=privacy)
-    answer = json.loads((tmp_path / "sums-d2pfed" / "server" / "sums" / "answer-sevens.json").read_text())
+    place = tmp_path / "sums-d2pfed" / "server" / "sums"
+    answer = json.loads((place / "answer-sevens.json").read_text())
     assert np.abs(np.array(answer["value"]) - 21).max() < 6 * answer["standard_error"]
+    # Asked again it costs nothing; another statistic needs another name.
+    run(ASK, tmp_path, sites=3, threads=3, privacy=privacy)
+    assert json.loads((place / "answer-sevens.json").read_text()) == answer
+    with pytest.raises(AssertionError, match="choose another name"):
+        run(ASK, tmp_path, "eights", sites=3, threads=3, privacy=privacy)
+    assert kinds(place) == [RowKind.RESERVE, RowKind.COMMIT]
 
 
 def test_seventy_sites_sum_in_the_lattice_protocol(tmp_path):

@@ -29,6 +29,11 @@ SITES = 5
 CODE = {APP: "the same code"}
 ZEROS = {"params": np.zeros(DIMENSION, np.float32)}
 
+TARGET = PrivacyTarget(
+    dimension=4, rounds=1, epsilon=1e4, population=SITES, cohort_size=SITES, sampling="none", clip=14.0,
+    against="server", delta=1e-5, dropouts=0.0, colluders=0.0, consistency="signed", draws=0,
+)  # fmt: skip
+
 
 def name_of(client):
     return f"hospital-{client}"
@@ -172,12 +177,8 @@ def test_a_key_of_the_roster_speaks_for_its_site_alone(tmp_path):
 
 
 def test_statistics_and_evaluations_are_asked_over_tasks(tmp_path):
-    target = PrivacyTarget(
-        dimension=4, rounds=1, epsilon=1e4, population=SITES, cohort_size=SITES, sampling="none", clip=14.0,
-        against="server", delta=1e-5, dropouts=0.0, colluders=0.0, consistency="signed", draws=0,
-    )  # fmt: skip
     roster, sites = enrol(tmp_path, SITES, None), LocalSites(tmp_path)
-    asking = strategy(calibrate(target), tmp_path, roster, target=target, trained=(STATISTIC,))
+    asking = strategy(calibrate(TARGET), tmp_path, roster, target=TARGET, trained=(STATISTIC,))
     found = total_of(Asked(asking, TaskEngine(sites), "NVFlare", 60.0), "sevens", 4, {})
     assert np.abs(found.value - 7 * SITES).max() < 6 * found.standard_error
     trained = replace(asking, directory=tmp_path / "trained", trained=None)
@@ -187,6 +188,23 @@ def test_statistics_and_evaluations_are_asked_over_tasks(tmp_path):
     assert abs(means.value["accuracy"] - 0.25) < 6 * means.standard_error["accuracy"]
     again = means_of(asked, ZEROS, {"accuracy": (0.0, 1.0)}, epsilon=1e4, max_examples=10.0, name="quarter")
     assert again.value == means.value
+
+
+def test_another_question_under_an_answered_name_is_refused(tmp_path):
+    """The answer would be that to the first question, with the second one's name."""
+    roster = enrol(tmp_path, SITES, None)
+    asking = strategy(calibrate(TARGET), tmp_path, roster, trained=(STATISTIC,), target=TARGET)
+    asked = Asked(asking, TaskEngine(LocalSites(tmp_path)), "NVFlare", 60.0)
+    total_of(asked, "sevens", 4, {})
+    with pytest.raises(ConfigError, match=r"sevens.*now.*eights.*choose another name"):
+        total_of(asked, "eights", 4, {})
+    trained = replace(asking, directory=tmp_path / "trained", trained=None)
+    asked = Asked(trained, TaskEngine(LocalSites(tmp_path), Purpose.EVALUATION), "NVFlare", 60.0)
+    options = {"epsilon": 1e4, "max_examples": 10.0, "name": "end"}
+    means_of(asked, ZEROS, {"accuracy": (0.0, 1.0)}, **options)
+    for other in ({"accuracy": (0.0, 2.0)}, {"recall": (0.0, 1.0)}):
+        with pytest.raises(ConfigError, match="choose another name"):
+            means_of(asked, ZEROS, other, **options)
 
 
 class SilentSites:

@@ -23,6 +23,7 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import encode_roster
 
 ADMIN = "admin@nvidia.com"
+STORES = "/tmp/nvflare/"  # where NVFlare's servers keep jobs and snapshots
 PROJECT = """api_version: 3
 name: example
 description: sites on one machine
@@ -182,6 +183,12 @@ class Network:
             (self.kit(name) / "local" / "resources.json").write_text(ours)
         server = self.own("server")
         server.mkdir(parents=True)
+        # NVFlare's own places are the same for all servers of a machine, which would take up each other's jobs.
+        usual = (self.kit("server") / "local" / "resources.json.default").read_text()
+        assert usual.count(STORES) == 2, usual
+        (self.kit("server") / "local" / "resources.json").write_text(
+            usual.replace(STORES, f"{self.directory}/stores/")
+        )
         roster = next_roster(
             authority,
             None,

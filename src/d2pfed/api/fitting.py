@@ -102,7 +102,7 @@ def fit(
         ConfigError: if an argument cannot be used, before anything is charged.
         BudgetExceeded: if the ledger does not allow the run.
 
-    Example:
+    Examples:
         >>> result = fit("logistic", "digits", population=60, rounds=2, cohort_size=20, privacy={"epsilon": 50.0})
         >>> result.summary.rounds
         2

@@ -65,7 +65,7 @@ class Training:
     An optimizer may be a function of parameters, such as `torch.optim.NAdam`: one that takes `lr` gets that of `fit`,
     another has its own. A schedule may be a function from the share of rounds or steps that is done to a factor.
 
-    Example:
+    Examples:
         >>> str(Training(optimizer="adam", trainable="head.*").optimizer)
         'adam'
     """
@@ -129,7 +129,7 @@ class EarlyStop:
     The guarantee of the whole plan holds wherever the run ends. A lower one may be stated only at numbers of attempts
     that were fixed beforehand: `milestones`, at which alone the run then stops; they share delta.
 
-    Example:
+    Examples:
         >>> EarlyStop(metric="accuracy", mode="max", milestones=(25, 50)).patience
         5
     """
@@ -189,7 +189,7 @@ class RunOptions:
     that are called after each round with its record and a function that returns the current module. One that returns
     False interrupts the run, which `resume` carries on.
 
-    Example:
+    Examples:
         >>> RunOptions(name="trial-1", ledger="clients.sqlite", evaluate_every=5).name
         'trial-1'
     """

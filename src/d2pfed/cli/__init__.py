@@ -22,7 +22,7 @@ COMMANDS = {
     "plan": "Show what a privacy target requires: noise, bits, bytes and epsilons.",
     "train": "Train a model privately over simulated clients, or resume a run.",
     "report": "Write the report of a run again.",
-    "audit": "Attack what is claimed: the mechanism, a training run, a released model.",
+    "audit": "Attack a guarantee: the mechanism, a training run or a released model.",
     "account": "Show the epsilon that given noise, sampling and rounds amount to.",
     "ledger": "Show, verify or create the record of releases.",
     "certify": "Write or check a signed statement of what a run guarantees.",

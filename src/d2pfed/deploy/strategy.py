@@ -19,8 +19,10 @@ from d2pfed.deploy.targets import complete_target, read_server_directory, traine
 from d2pfed.deploy.transport import Deadlines, Engine, Pace, Transport
 from d2pfed.errors import BudgetExceeded, ConfigError
 from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.canonical import OMITTED_IF_DEFAULT
 from d2pfed.plan import Plan, PrivacyTarget, Protocol, calibrate, require_deployable
 from d2pfed.runs import ArrayShape, End, Run, RunSettings, open_run
+from d2pfed.statistics.questions import QUESTIONS
 from d2pfed.training import ServerOptimizer
 
 # Returns the server's own metrics of the model after a number of rounds.
@@ -44,6 +46,7 @@ class _Deployed:
     layout: Layout
     clients: tuple[int, ...]
     partition: bytes  # digest of the roster that a partition of the clients belongs to; empty for other samplings
+    question: tuple[tuple[str, str], ...] = field(default=(), metadata=OMITTED_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +202,8 @@ class Strategy:
         if self.roster is not None:
             require_lasting(self.roster.roster, self.plan, deadlines)
             partition = self.roster.roster.digest if self.plan.sampling.method is Sampling.ONCE else b""
+        # An answer belongs to its question: another one under the same name is refused.
+        question = tuple((key, str(config[key])) for key in QUESTIONS if config and key in config)
         settings = RunSettings(
             title=f"Federation over {over}, {len(self.population):,} clients",
             data="The clients' own data, which nobody else has seen.",
@@ -207,7 +212,7 @@ class Strategy:
             optimizer=self.optimizer,
             arrays=tuple(ArrayShape(entry.name, entry.shape) for entry in layout.entries),
             is_deployed=True,
-            details=_Deployed(self.plan, layout, self.population, partition),
+            details=_Deployed(self.plan, layout, self.population, partition, question),
         )
         initial = layout.flatten(arrays)
         with (

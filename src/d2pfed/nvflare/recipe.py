@@ -45,11 +45,16 @@ class PrivateJob(FedJob):
         self, workspace: str, n_clients: int | None = None, clients: list[str] | None = None, **options: object
     ) -> int | None:
         """Run the job in NVFlare's simulator."""
+        is_named = SIMULATION_VARIABLE in os.environ
         place = Path(os.environ.setdefault(SIMULATION_VARIABLE, str(Path(f"{workspace}-d2pfed").absolute())))
         place.mkdir(parents=True, exist_ok=True)
         if self._has_records:
             enrol_simulated(place, clients or [f"site-{number}" for number in range(1, (n_clients or 0) + 1)])
-        code: int | None = super().simulator_run(workspace, n_clients=n_clients, clients=clients, **options)
+        try:
+            code: int | None = super().simulator_run(workspace, n_clients=n_clients, clients=clients, **options)
+        finally:
+            if not is_named:  # the next job of this process has a directory of its own
+                del os.environ[SIMULATION_VARIABLE]
         return code
 
 

@@ -56,7 +56,7 @@ class PlanSummary:
         why_colluders: why this number of colluders is planned for.
         warnings: what to know before such a run, and what would help.
 
-    Example:
+    Examples:
         >>> target = PrivacyTarget(dimension=1000, population=10_000, cohort_size=500, rounds=10, epsilon=2.0)
         >>> plan = calibrate(target)
         >>> summary = describe(target, plan)
@@ -100,7 +100,7 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         target: the privacy target that was calibrated.
         plan: what `calibrate` made of it.
 
-    Example:
+    Examples:
         >>> target = PrivacyTarget(dimension=1000, population=10_000, cohort_size=500, rounds=10, epsilon=2.0)
         >>> plan = calibrate(target)
         >>> [str(each.observer) for each in describe(target, plan).guarantees]

@@ -14,6 +14,7 @@ from d2pfed.statistics.records import Array, Ball
 STATISTIC = "d2pfed.statistic"  # the array that clients fill in, and the setting that names what they fill it with
 MEANS = "d2pfed.means"  # the setting that asks for means of a client's own metrics
 SCORES = "d2pfed.scores"  # the setting that asks for metrics of a client's scores
+QUESTIONS = (STATISTIC, MEANS, SCORES)  # the settings that say what is asked
 
 _ALL = (-1.0, 1.0)  # the bounds of every metric, once it is scaled
 
