@@ -44,6 +44,7 @@ _ENCRYPTED = "from nvflare.app_opt.pt.recipes.fedavg_he import FedAvgRecipeWithH
 # As often as a private job has sites ask for tasks: NVFlare's own 2 and 0.5 seconds would be most of a round.
 _OFTEN = """recipe.add_server_config({"server": {"task_request_interval": 0.1}})
 recipe.add_client_config({"default_task_fetch_interval": 0.1})"""
+_ENDED = "Server app stopped"
 _STARTED = re.compile(r"Round \d+ started")
 
 
@@ -102,13 +103,15 @@ def run(job: Job, network: Any, name: str, sites: int, rounds: int) -> list[floa
     records = network.own("server") / name / "metrics.jsonl"
     ticks, until = list[float](), time.monotonic() + _PATIENCE
     while len(ticks) < rounds:
-        if time.monotonic() > until:
-            raise SystemExit(f"{job.what}: {len(ticks)} rounds: {network.log('server')[-3000:]}")
         time.sleep(0.03)
+        log = network.log("server")[printed:]
+        has_ended = _ENDED in log or time.monotonic() > until
         if job.privacy is None:
-            done = len(_STARTED.findall(network.log("server")[printed:]))
+            done = len(_STARTED.findall(log))
         else:
             done = len(records.read_text().splitlines()) if records.exists() else 0
+        if has_ended and done < rounds:
+            raise SystemExit(f"{job.what}: {done} rounds: {log[-3000:]}")
         ticks += [time.monotonic()] * (done - len(ticks))
     while not network.admin("status", number).startswith("FINISHED"):
         time.sleep(1)
@@ -117,13 +120,13 @@ def run(job: Job, network: Any, name: str, sites: int, rounds: int) -> list[floa
 
 def bench(sites: int, rounds: int, repeats: int, silos: int, silo_rounds: int) -> Iterator[Measured]:
     """Yield a row for each turn of each way; none of `sites` or of `silos` leaves those out."""
-    if sites:
-        yield from _take_turns(sites, rounds, repeats)
     if silos:
         job = Job("NVFlare, private, records, many silos", _OURS, "silo.py", _records(silos))
         with TemporaryDirectory() as directory, _network(Path(directory), silos) as network:
             network.bring_up(*network.names)
             yield _timed(job.what, silos, lambda: run(job, network, "silos", silos, silo_rounds))
+    if sites:
+        yield from _take_turns(sites, rounds, repeats)
 
 
 def _seconds(case: Case) -> list[float]:

@@ -14,6 +14,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 import d2pfed
+from d2pfed.accounting import Unit
 
 SITES = 20
 PASSES = 10
@@ -55,7 +57,8 @@ def gradient(weights: Floats, inputs: Floats, labels: NDArray[np.int64]) -> Floa
     chances = np.exp(scores - scores.max(1, keepdims=True))
     chances /= chances.sum(1, keepdims=True)
     chances[np.arange(len(labels)), labels] -= 1
-    return np.c_[chances.T @ inputs, chances.sum(0)].astype(np.float32) / len(labels)
+    found: Floats = np.c_[chances.T @ inputs, chances.sum(0)].astype(np.float32) / np.float32(len(labels))
+    return found
 
 
 def local_update(weights: Floats, data: Data, generator: torch.Generator) -> tuple[Floats, int]:
@@ -67,7 +70,7 @@ def local_update(weights: Floats, data: Data, generator: torch.Generator) -> tup
     return own - weights, len(batches)
 
 
-def averaged(sites: list[Data], applied: Filter, watch: Watch, seed: int) -> Floats:
+def averaged(applied: Filter, sites: list[Data], watch: Watch, seed: int) -> Floats:
     """Train by federated averaging of updates that went through a filter."""
     generator, weights = torch.Generator().manual_seed(seed), np.zeros((CLASSES, PIXELS + 1), np.float32)
     for _ in range(PASSES):
@@ -96,7 +99,7 @@ def filtered(name: str) -> tuple[Filter, Callable[[], float]]:
     return apply, svt.get_privacy_spent
 
 
-def private(sites: list[Data], epsilon: float, watch: Watch) -> Floats:
+def private(epsilon: float, sites: list[Data], watch: Watch, _seed: int) -> Floats:
     """Train with each record protected; the server sees a model after each round, whose steps are noisy means."""
     module = torch.nn.Linear(PIXELS, CLASSES)
     torch.nn.init.zeros_(module.weight)
@@ -110,8 +113,8 @@ def private(sites: list[Data], epsilon: float, watch: Watch) -> Floats:
         before = now
 
     target = d2pfed.PrivacyTarget(
-        unit="record", epsilon=epsilon, clip=1.0, records=RECORDS, batch_rate=BATCH_RATE, dropouts=0.0,
-        colluders=0.1, against="server",
+        unit=Unit.RECORD, epsilon=epsilon, clip=1.0, records=RECORDS, batch_rate=BATCH_RATE, dropouts=0.0,
+        colluders=0.1, against=d2pfed.SERVER,
     )  # fmt: skip
     with TemporaryDirectory() as directory:
         silos = [(torch.from_numpy(inputs), torch.from_numpy(labels)) for inputs, labels in sites]
@@ -119,13 +122,15 @@ def private(sites: list[Data], epsilon: float, watch: Watch) -> Floats:
             module, silos, privacy=target, rounds=round(PASSES / BATCH_RATE), lr=2.0, directory=f"{directory}/run",
             run={"callbacks": look, "progress": False},
         )  # fmt: skip
-    return to_weights(result.module)
+    trained: torch.nn.Module = result.module
+    return to_weights(trained)
 
 
 def to_weights(module: torch.nn.Module) -> Floats:
     """Return a linear layer's weights with its bias as the last column."""
     found = {name: value.detach().numpy() for name, value in module.state_dict().items()}
-    return np.c_[found["weight"], found["bias"]].astype(np.float32)
+    joined: Floats = np.c_[found["weight"], found["bias"]].astype(np.float32)
+    return joined
 
 
 def area_under_curve(inside: list[float], outside: list[float]) -> float:
@@ -136,7 +141,7 @@ def area_under_curve(inside: list[float], outside: list[float]) -> float:
 
 def attack(train: Callable[[list[Data], Watch, int], Floats], sites: list[Data], runs: int) -> float:
     """Return the area under the curve over runs with and without one more record in the first site's data."""
-    inside, outside = [], []
+    inside, outside = list[float](), list[float]()
     for run in range(runs):
         generator = torch.Generator().manual_seed(1000 + run)
         image, label = (
@@ -181,13 +186,13 @@ def bench(directory: Path, runs: int, private_runs: int) -> Iterator[Row]:
         seen = applied(update, steps)
         epsilon = PASSES * spent() or None  # of one site's one update, in each round
         exact = float(np.isclose(seen, update, rtol=1e-5, atol=0)[update != 0].mean())
-        found = statistics.mean(accuracy(averaged(sites, applied, ignore, seed)) for seed in range(3))
-        area = attack(lambda data, watch, seed, use=applied: averaged(data, use, watch, seed), sites, runs)
+        found = statistics.mean(accuracy(averaged(applied, sites, ignore, seed)) for seed in range(3))
+        area = attack(partial(averaged, applied), sites, runs)
         yield Row(what, epsilon, found, exact, area, runs)
-    for epsilon in (8.0, 3.0):
-        found = statistics.mean(accuracy(private(sites, epsilon, ignore)) for _ in range(3))
-        area = attack(lambda data, watch, _seed, use=epsilon: private(data, use, watch), sites, private_runs)
-        yield Row("d2pfed, records", epsilon, found, None, area, private_runs)
+    for stated in (8.0, 3.0):
+        found = statistics.mean(accuracy(private(stated, sites, ignore, seed)) for seed in range(3))
+        area = attack(partial(private, stated), sites, private_runs)
+        yield Row("d2pfed, records", stated, found, None, area, private_runs)
 
 
 def read(directory: Path, part: str) -> Data:
@@ -196,7 +201,7 @@ def read(directory: Path, part: str) -> Data:
         gzip.decompress(next(directory.glob(f"{part}-{kind}*.gz")).read_bytes()) for kind in ("images", "labels")
     ]
     images, labels = np.frombuffer(content[0], np.uint8, offset=16), np.frombuffer(content[1], np.uint8, offset=8)
-    return images.reshape(-1, PIXELS).astype(np.float32) / 255, labels.astype(np.int64)
+    return images.reshape(-1, PIXELS).astype(np.float32) / np.float32(255), labels.astype(np.int64)
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ _HEAD = """# Performance
 
 <!-- Made by `scripts/bench page` of benchmarks/results; edits are lost. -->
 
-`scripts/bench all` measures time and bytes, compared with peers; sections with another command name it. *Busy* is the
-same measurement with both cores busy (`--busy`). Seconds depend on the machine, ratios less. A tick marks a met goal.
+`scripts/bench all` measures time and bytes, compared with peers; a section measured by another command names it. *Busy*
+is the same with both cores busy (`--busy`). Seconds depend on the machine, ratios less. A tick marks a met goal.
 """
 
 
@@ -83,7 +83,8 @@ def _goals(idle: Row, busy: Row) -> str:
     head = ("what", "seconds", "goal", "limit", "busy")
     about = (
         "Wall-clock seconds; processor seconds for `client`, `server` and `ledger`. Sizes are clients x coordinates. "
-        "In rows *assumed* and *signed*, 10 % drop out. The limit is the time of the matrix products or key agreements."
+        "In rows *assumed* (the server follows the protocol) and *signed* (it need not), 10 % drop out. *Limit*: the "
+        "time of the matrix products or key agreements alone."
     )
     return _section("Goals", about, head, body, _failure(idle, "goals"))
 
@@ -122,8 +123,8 @@ def _arithmetic(idle: Row, busy: Row) -> str:
     ]
     head = ("what", "M/s", "speedup", "peer", "ratio", "busy", "goal")
     about = (
-        f"Millions of coordinates per second in one thread, for vectors of {largest:,}; speedup by a second thread; "
-        "our rate over the peer's. Goals hold for all sizes."
+        f"Vectors of {largest:,}. *M/s*: millions of coordinates per second in one thread; *speedup*: by a second "
+        "thread; *ratio*: our rate over the peer's. A tick holds for all sizes."
     )
     return _section("Arithmetic", about, head, body, _failure(idle, "arithmetic"))
 
@@ -173,14 +174,14 @@ def _protocols(found: Row) -> str:
     )
     about = (
         f"`scripts/bench secagg`: bytes without the model, processor seconds, {rows[0]['bits']} bits per coordinate "
-        "(Flower: 64, unsigned). Short rounds are medians of three; *scaled* rows are extrapolated. A member of the "
-        f"committee is also a client.\n\n{_machine(found)}"
+        "(Flower: 64, without signatures). Short rounds are medians of three; *scaled* rows are extrapolated. A "
+        f"member of the committee is also a client.\n\n{_machine(found)}"
     )
     held = [
-        (goal["what"].partition(" (")[0], _number(goal["value"]), _number(goal["limit"]), _met(goal))
+        (goal["what"], _number(goal["value"]), _number(goal["limit"]), _met(goal))
         for goal in found["benchmarks"]["protocols"]["goals"]
     ]
-    goals = "\n".join(("", *_lines(("ratio", "measured", "at most", ""), held), ""))
+    goals = "\n".join(("", *_lines(("goal", "measured", "at most", ""), held), ""))
     return _section("Secure aggregation by protocol", about, head, body) + goals
 
 
@@ -212,7 +213,7 @@ def _training(idle: Row, busy: Row) -> str:
     head = (
         "peer",
         "parameters",
-        "its",
+        "peer's",
         "not private",
         "ratio",
         "busy",
@@ -238,7 +239,9 @@ def _engines(idle: Row, busy: Row) -> str:
         for row in _rows(idle, "engines")
     ]
     head = ("backend", "clients", "first round", "round", "busy", "note")
-    about = "A private round of `mlp`, 51,370 parameters, 3 epochs of 80 digits. The first includes the start."
+    about = (
+        "A private round of `mlp`, 51,370 parameters, 3 epochs of 80 digits. The first round includes the start."
+    )
     return _section("Backends of the simulation", about, head, body, _failure(idle, "engines"))
 
 
@@ -268,7 +271,9 @@ def _models(found: Row) -> str:
     ours = [row for row in rows if row["goal"] is not None]
     linear = sorted((row for row in ours if row["what"].startswith("Linear")), key=lambda row: row["ratio"])
     chosen = {"median": linear[len(linear) // 2], "worst": linear[-1]} if linear else {}
-    named = [(f"{row['what'].partition(':')[0]}, {name} of {len(linear)}", row) for name, row in chosen.items()]
+    named = [
+        (f"{row['what'].partition(':')[0]}, {name} of {len(linear)} widths", row) for name, row in chosen.items()
+    ]
     named += [(row["what"].partition(":")[0], row) for row in ours if row not in linear]
     records = [
         (name, *(_number(row[key]) for key in ("dimension", "ratio", "processor_ratio")), _met(row))
@@ -288,8 +293,9 @@ def _tightening(found: Row) -> str:
     if not (rows := _rows(found, "tightening")):
         return ""
     about = (
-        "`scripts/bench tightening`: epsilon by the earlier bound / today's / a lower bound on the truth, from cases "
-        "that can be computed, at delta population^-1.1."
+        "`scripts/bench tightening`: epsilon by an earlier bound / ours / a lower bound on the true value, at delta "
+        "population^-1.1. Rows: zero-out under `fixed`; readers of the models under `once`; a client's account of two "
+        "mechanisms; a ledger of two kinds of plans."
     )
     cells = {
         (row["bound"], row["population"], row["epsilon"]): " / ".join(
@@ -325,7 +331,11 @@ def _deployment(idle: Row, _busy: Row) -> str:
     missed = [
         f"{goal.what} is {_number(goal.value)}, at most {_number(goal.limit)}" for goal in found if not goal.met
     ]
-    goals = f"\nGoals met: {len(found) - len(missed)} of {len(found)}. {'; '.join(missed)}".rstrip() + "\n"
+    met = f"{len(found) - len(missed)} of {len(found)}"
+    goals = (
+        f"\nGoals met (ratios of these rows, and the time of 500 rounds): {met}. {'; '.join(missed)}".rstrip()
+        + "\n"
+    )
     return _section("Deployment", about, head, body, _failure(idle, "deployment")) + (goals if rows else "")
 
 
@@ -339,7 +349,9 @@ def _growth(idle: Row, busy: Row) -> str:
         seconds = (_number(first["seconds"]), _number(last["seconds"]))
         body.append((what, sizes, *seconds, _number(others.get((what, last["size"]))), f"{slope:.2f}"))
     head = ("what", "from, to", "first", "last", "busy", "exponent")
-    about = f"Seconds; an exponent of 1 is linear.\n\n![How cost grows]({PLOT.as_posix()})"
+    about = (
+        f"Seconds at the first and last size; an exponent of 1 is linear.\n\n![How cost grows]({PLOT.as_posix()})"
+    )
     return _section("Growth", about, head, body, _failure(idle, "growth"))
 
 
@@ -352,7 +364,7 @@ def _failure(results: Row, part: str) -> str:
 
 def _peer(row: Row) -> str:
     """Return the peer's name, in few words."""
-    peer = str(row["peer"]).replace(" of the vector", "").replace("the same without privacy", "not private")
+    peer = str(row["peer"]).replace(" of the vector", "").replace("the same without privacy", "ours, not private")
     return peer.replace("its default", "default")
 
 

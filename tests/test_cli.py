@@ -1,3 +1,4 @@
+import contextlib
 import importlib
 import json
 import signal
@@ -354,6 +355,21 @@ def test_ctrl_c_is_never_success(run, monkeypatch, tmp_path, line, place):
     assert run(line)[0] == 130
 
 
+@pytest.mark.parametrize("made", [None, ImportError("initialization failed")])
+def test_ctrl_c_that_a_library_loses_is_no_success_either(run, monkeypatch, made):
+    def load(*_given, **_named):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        if made is not None:
+            raise made
+
+    monkeypatch.setattr("d2pfed.cli.audit.PrivacyTarget", load)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    status, _, err = run("audit mechanism")
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+    assert (status, "Traceback" in err) == (130, False)
+
+
 def test_the_same_command_goes_on_and_says_so(run):
     assert "is resumed" not in run(TINY)[2]
     status, _, err = run(TINY)
@@ -415,7 +431,9 @@ def test_too_little_memory_is_one_line(run, monkeypatch, error):
     assert run("plan") == (2, "", "d2pfed: there is too little memory for this command (see `ulimit -v`)\n")
 
 
-@pytest.mark.parametrize("mebibytes", [120, 176])  # with 176 OpenBLAS waits forever for memory that it cannot have
+@pytest.mark.parametrize(
+    "mebibytes", [120, 300]
+)  # with 300 OpenBLAS may wait forever for memory that it cannot have
 def test_a_real_limit_of_memory_is_one_line(tmp_path, mebibytes):
     limits = f"import resource, sys; resource.setrlimit(resource.RLIMIT_AS, ({mebibytes} << 20,) * 2)"
     program = f"{limits}; sys.argv = ['d2pfed', 'plan']; from d2pfed.cli import main; main()"

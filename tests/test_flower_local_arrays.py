@@ -91,7 +91,7 @@ def test_behind_drawn_cohorts_no_client_keeps_a_state(tmp_path, monkeypatch):
 
 def test_without_trained_names_buffers_are_trained_or_refused(tmp_path):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
-    with pytest.raises(ConfigError, match="counters and other buffers are no parameters"):
+    with pytest.raises(ConfigError, match="counters and other buffers are not parameters"):
         make_strategy(plan, tmp_path, roster).start(grid, initial(), 1)
 
 

@@ -32,7 +32,7 @@ def test_layouts_come_back_and_refuse_what_is_no_parameter():
     back = layout.unflatten(flat)
     assert all(np.array_equal(back[name], arrays[name]) for name in arrays)
     assert [back[name].dtype.name for name in arrays] == ["float32", "float64", "float16"]
-    with pytest.raises(ConfigError, match="counters and other buffers are no parameters"):
+    with pytest.raises(ConfigError, match="counters and other buffers are not parameters"):
         Layout.of({"seen": np.array(3)})
     with pytest.raises(ConfigError, match="the arrays must be weight"):
         layout.flatten({"weight": np.zeros(6, np.float32)})

@@ -435,6 +435,12 @@ def test_a_ledger_is_never_overwritten(path):
     new(path.with_name("other")).close()
 
 
+@pytest.mark.parametrize("wrong", ["/", "a\0b"])
+def test_a_path_that_names_no_file_is_refused(wrong):
+    with pytest.raises(LedgerError, match="a ledger must be a file"):
+        Ledger.create(wrong, Budget(1.0, 1e-5))
+
+
 def test_no_ledger_is_created_beside_the_log_of_one_that_is_gone(path):
     with begun(path, BUDGET) as ledger:
         charge(ledger, 0)

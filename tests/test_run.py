@@ -372,6 +372,12 @@ def test_a_damaged_file_is_one_clear_error(parts, tmp_path, finished, name, cont
     assert "\n" not in str(caught.value)
 
 
+def test_a_run_whose_settings_are_gone_is_refused(parts, tmp_path, finished):
+    (shutil.copytree(finished, tmp_path / "run") / "settings.json").unlink()
+    with pytest.raises(DamagedFile, match=r"settings\.json is missing"):
+        execute(job(parts), tmp_path / "run", None, forever)
+
+
 @pytest.mark.parametrize("name", ["settings.json", "identity", "seen", "checkpoint.safetensors", "metrics.jsonl"])
 def test_a_directory_in_place_of_a_file_is_one_clear_error(parts, tmp_path, finished, name):
     path = tmp_path / "run"

@@ -16,4 +16,5 @@ while flare.is_running():
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.sub_(0.1 * parameter.grad)
-    flare.send(flare.FLModel(params=net.state_dict(), metrics={"accuracy": 0.0}))
+    steps = {"NUM_STEPS_CURRENT_ROUND": 1}  # NVFlare's encryption weights by it
+    flare.send(flare.FLModel(params=net.state_dict(), metrics={"accuracy": 0.0}, meta=steps))

@@ -208,7 +208,7 @@ def train(
             round=state.rounds,
             attempt=outcome.attempt,
             survivors=outcome.survivors,
-            update_norm=float(np.linalg.norm(outcome.mean)),
+            update_norm=float(np.linalg.norm(outcome.mean.astype(np.float64))),
             clipping=outcome.clipping,
             state=state,
             failures=outcome.failures,

@@ -71,6 +71,8 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
     def create(path: Path | str, budget: Budget, meter: Meter = charge_plans) -> "Ledger":
         """Make a ledger with this budget and open it; refuses if there is one."""
         check_arguments(Ledger.create, locals())
+        if not Path(path).name or "\0" in str(path):
+            raise LedgerError(f"a ledger must be a file, got {str(path)!r}")
         path = Path(path).resolve()
         charged = measure(meter, budget, budget.declared)
         if not charged.admitted:

@@ -263,8 +263,8 @@ def _why_bytes(plan: Plan, traffic: PlanTraffic | None) -> str:
         met = f" Each client of the cohort that it has met before adds {POSITION_BYTES} bytes each way."
     return (
         f"An ordinary {clients} sends {client.sent:,} bytes in an attempt, of which {vector:,} are its vector, and "
-        f"receives {client.received:,}, the model among them. In {most:,} attempt{'s' * (most != 1)}, the most that it "
-        f"takes part in, it sends {most * client.sent + once.sent:,} bytes and receives "
+        f"receives {client.received:,}, the model among them. Over the run, in at most {most:,} "
+        f"attempt{'s' * (most != 1)}, it sends {most * client.sent + once.sent:,} bytes and receives "
         f"{most * client.received + once.received:,}, with the run's announcement{roster}. Federated averaging in "
         f"32-bit floats would take {most * floats:,} bytes each way.{met}"
     )
