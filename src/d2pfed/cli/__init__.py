@@ -159,21 +159,21 @@ def run(app: typer.Typer, name: str) -> None:
 @contextmanager
 def _interrupted() -> Iterator[None]:
     """Exit with 130 after Ctrl-C, also where a library that is being loaded loses it or raises another error."""
-    heard = False
+    is_interrupted = False
 
-    def hear(number: int, frame: FrameType | None) -> None:
-        nonlocal heard
-        heard = True
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
         signal.default_int_handler(number, frame)
 
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else a job in the background, which is to ignore it
-        signal.signal(signal.SIGINT, hear)
+        signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if heard:
+        if is_interrupted:
             sys.exit(130)
 
 
