@@ -71,11 +71,7 @@ def scope_of(
         )
     if is_main_job and rounds is None and cohort_size is None:
         rounds, cohort_size = MAIN_JOB["rounds"], MAIN_JOB["cohort_size"]
-        is_tuned = (
-            asked.compression == AUTO
-            and asked.sampling is Sampling.ONCE
-            and 2 * MAIN_JOB["compression"] <= dimension
-        )
+        is_tuned = asked.compression == AUTO and 2 * MAIN_JOB["compression"] <= dimension
         asked = replace(
             asked,
             spare=MAIN_JOB["spare"] if asked.spare is None else asked.spare,
