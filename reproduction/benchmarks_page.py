@@ -28,7 +28,8 @@ one command, `scripts/reproduce NAME --data DIR`; `scripts/reproduce page` write
 - Adjacency is replace-one, the clip 1. No client drops out, none colludes. *Alone*: against the server and all other
   clients.
 - `DIR` holds the official files, plain or `.gz`: `mnist/*-ubyte`, `qmnist/*`, `cifar-10-batches-bin/*.bin`,
-  `shakespeare/tinyshakespeare.txt` (the task is the next character), and in `idx28/*-ubyte` any 28 x 28 images in MNIST's format.
+  `shakespeare/tinyshakespeare.txt` (the task is the next character), and in `idx28/*-ubyte` any 28 x 28 images in
+  MNIST's format.
 """
 
 
