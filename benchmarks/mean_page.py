@@ -11,11 +11,10 @@ from benchmarks.mean import CURVE, DELTA, LONGEST_MEAN
 RESULTS = record.RESULTS / "mean.json"
 _HEAD = """# The error of a private mean
 
-How much less accurate than a trusted server's is a private mean, and with how many bits? Each of n clients holds a
-vector of d numbers with random signs and length 1. The page shows the mean squared error divided by that of a trusted
-server that adds Gaussian noise at the same epsilon; at 1, distributing trust costs nothing. The guarantee holds
-against the server, for replace-one neighbors and delta {delta:g}. All clients answer and none colludes. The ring holds
-means of length up to {longest:g}.
+Each of n clients holds a vector of d numbers with random signs and length 1. The ratio is the mean squared error over
+that of a trusted server that adds Gaussian noise at the same epsilon: at 1, distributing trust costs nothing. The
+guarantee holds against the server, for replace-one and delta {delta:g}. All clients answer, none colludes, and the bits
+suffice for means of length up to {longest:g}.
 
 ![Error against bits](img/mean.png)
 
@@ -24,9 +23,9 @@ sum.*
 
 ## Sizes
 
-Each cell is the ratio of errors, with bits per coordinate in brackets. It averages at least {least:,} squared errors,
-so its relative standard error is at most {spread:.0%}. It is empty where the mechanism cannot meet the target. `1/4`
-and `1/16` send that share of the coordinates, by our fold.
+Each cell is the ratio, with bits per coordinate in brackets. It averages at least {least:,} squared errors, so its
+relative standard error is at most {spread:.0%}. It is empty where the mechanism cannot meet the target. `1/4` and
+`1/16` fold the vector to that share of its coordinates.
 
 """
 
@@ -37,8 +36,7 @@ _PUBLISHED = """
 - Agarwal, Kairouz and Liu (2021): `skellam` has the accuracy of the continuous Gaussian, at low precision as well.
 - Chen, Choquette-Choo, Kairouz and Suresh (2022): about min(n² ε², d) bits per client suffice and are necessary, up to
   logarithms; sparse random projections train with 1.2 bits per parameter.
-- Chen, Özgür and Kairouz (2022): the Poisson binomial mechanism, which this project does not account and so does not
-  measure.
+- Chen, Özgür and Kairouz (2022): the Poisson binomial mechanism, which d2pfed does not have.
 """
 
 

@@ -18,9 +18,8 @@ _HEAD = """# Performance
 
 <!-- Made by `scripts/bench page` of benchmarks/results; edits are lost. -->
 
-This page shows what d2pfed costs in time and bytes, compared with peers. `scripts/bench all` measured every section
-that names no other command; *busy* repeats it with both cores busy (`--busy`). Compare ratios: seconds are those of
-one machine. A tick marks a goal that is met.
+`scripts/bench all` measures time and bytes, compared with peers; a section measured by another command names it. *Busy*
+is the same with both cores busy (`--busy`). Seconds depend on the machine, ratios less. A tick marks a met goal.
 """
 
 
@@ -84,7 +83,8 @@ def _goals(idle: Row, busy: Row) -> str:
     head = ("what", "seconds", "goal", "limit", "busy")
     about = (
         "Wall-clock seconds; processor seconds for `client`, `server` and `ledger`. Sizes are clients x coordinates. "
-        "In rows *assumed* and *signed*, 10 % drop out. The limit counts training's operations, or X25519."
+        "In rows *assumed* (the server follows the protocol) and *signed* (it need not), 10 % drop out. *Limit*: the "
+        "time of the matrix products or key agreements alone."
     )
     return _section("Goals", about, head, body, _failure(idle, "goals"))
 
@@ -92,8 +92,9 @@ def _goals(idle: Row, busy: Row) -> str:
 def _short(what: str) -> str:
     """Return what a row of the goals measures, without what the section says for all of them."""
     what = what.replace(", processor seconds", "").replace(", complete", "").replace(", 10 % lost", "")
-    what = re.sub(r"([\d,]+ clients), ([\d,]+) coordinates", r"\1 x \2", what)
-    what = what.replace("round with all messages", "protocol round").replace("clients in two processes", "two")
+    what = re.sub(r"([\d,]+) clients, ([\d,]+) coordinates", r"\1 x \2", what)
+    what = what.replace("round with all messages", "protocol round")
+    what = what.replace("clients in two processes", "two processes")
     what = what.replace(
         "first command after the install: cold compilation, seconds more", "first command: compilation"
     )
@@ -122,8 +123,8 @@ def _arithmetic(idle: Row, busy: Row) -> str:
     ]
     head = ("what", "M/s", "speedup", "peer", "ratio", "busy", "goal")
     about = (
-        f"Millions of {largest:,} coordinates per second in one thread; the speedup by a second; our rate over the "
-        "peer's. A goal must be met for all sizes."
+        f"Vectors of {largest:,}. *M/s*: millions of coordinates per second in one thread; *speedup*: by a second "
+        "thread; *ratio*: our rate over the peer's. A tick holds for all sizes."
     )
     return _section("Arithmetic", about, head, body, _failure(idle, "arithmetic"))
 
@@ -149,8 +150,8 @@ def _secagg(idle: Row, busy: Row) -> str:
         *("bytes sent", "note"),
     )
     about = (
-        "Pair masks: processor seconds of one client and of the server, wall-clock seconds of a round. Rows of 20 "
-        "clients are signed, too."
+        "Pair masks: processor seconds of one client and of the server, wall-clock seconds of a round. Rounds of 20 "
+        "clients are signed."
     )
     return _section("Secure aggregation", about, head, body, _failure(idle, "secagg"))
 
@@ -172,15 +173,15 @@ def _protocols(found: Row) -> str:
         *("member sends", "receives", "seconds", "server seconds"),
     )
     about = (
-        f"`scripts/bench secagg`: bytes without the model, processor seconds, rings of {rows[0]['bits']} bits "
-        "(Flower's 64, unsigned). Short rounds are medians of three; *scaled* rows follow from smaller ones. A "
-        f"committee member is also a client.\n\n{_machine(found)}"
+        f"`scripts/bench secagg`: bytes without the model, processor seconds, {rows[0]['bits']} bits per coordinate "
+        "(Flower: 64, without signatures). Short rounds are medians of three; *scaled* rows are extrapolated. A "
+        f"member of the committee is also a client.\n\n{_machine(found)}"
     )
     held = [
-        (goal["what"].partition(" (")[0], _number(goal["value"]), _number(goal["limit"]), _met(goal))
+        (goal["what"], _number(goal["value"]), _number(goal["limit"]), _met(goal))
         for goal in found["benchmarks"]["protocols"]["goals"]
     ]
-    goals = "\n".join(("", *_lines(("ratio", "measured", "at most", ""), held), ""))
+    goals = "\n".join(("", *_lines(("goal", "measured", "at most", ""), held), ""))
     return _section("Secure aggregation by protocol", about, head, body) + goals
 
 
@@ -212,7 +213,7 @@ def _training(idle: Row, busy: Row) -> str:
     head = (
         "peer",
         "parameters",
-        "its",
+        "peer's",
         "not private",
         "ratio",
         "busy",
@@ -222,8 +223,8 @@ def _training(idle: Row, busy: Row) -> str:
         "goal",
     )
     about = (
-        "Seconds of a round of 100 clients in one process; ratios are the peer's over ours. A client trains one epoch "
-        "of 100 digits; at 19,354 parameters, three of 80."
+        "Seconds of a round of 100 clients in one process; ratios are the peer's seconds over ours. A client trains "
+        "one epoch of 100 digits; at 19,354 parameters, three epochs of 80."
     )
     return _section("Training", about, head, body, _failure(idle, "training"))
 
@@ -238,7 +239,9 @@ def _engines(idle: Row, busy: Row) -> str:
         for row in _rows(idle, "engines")
     ]
     head = ("backend", "clients", "first round", "round", "busy", "note")
-    about = "A private round of `mlp`, 51,370 parameters, 3 epochs of 80 digits; the first with the start."
+    about = (
+        "A private round of `mlp`, 51,370 parameters, 3 epochs of 80 digits. The first round includes the start."
+    )
     return _section("Backends of the simulation", about, head, body, _failure(idle, "engines"))
 
 
@@ -268,7 +271,9 @@ def _models(found: Row) -> str:
     ours = [row for row in rows if row["goal"] is not None]
     linear = sorted((row for row in ours if row["what"].startswith("Linear")), key=lambda row: row["ratio"])
     chosen = {"median": linear[len(linear) // 2], "worst": linear[-1]} if linear else {}
-    named = [(f"{row['what'].partition(':')[0]}, {name} of {len(linear)}", row) for name, row in chosen.items()]
+    named = [
+        (f"{row['what'].partition(':')[0]}, {name} of {len(linear)} widths", row) for name, row in chosen.items()
+    ]
     named += [(row["what"].partition(":")[0], row) for row in ours if row not in linear]
     records = [
         (name, *(_number(row[key]) for key in ("dimension", "ratio", "processor_ratio")), _met(row))
@@ -276,8 +281,8 @@ def _models(found: Row) -> str:
     ]
     about = (
         "`scripts/bench models`: seconds of a round of 50 clients with 40 examples each, and of a torch loop in one "
-        "thread; then a round by record over 20 silos, as a multiple of Opacus' DP-SGD. Its run directory is in "
-        f"memory: on a disk, a round waits for five more syncs.\n\n{_machine(found)}"
+        "thread. Second table: a round by record over 20 silos, as a multiple of Opacus' DP-SGD, with the run's files "
+        f"in memory (a disk adds five syncs).\n\n{_machine(found)}"
     )
     head = ("network", "parameters", "loop", "not private", "speedup", "private", "speedup")
     beside = _lines(("by record", "parameters", "over DP-SGD", "processor", "goal"), records)
@@ -288,9 +293,9 @@ def _tightening(found: Row) -> str:
     if not (rows := _rows(found, "tightening")):
         return ""
     about = (
-        "`scripts/bench tightening`: epsilon by the earlier bound / by today's / a lower bound on the truth, at delta "
-        "population^-1.1. Lower bounds: all others at zero or at the opposite vector; one Gaussian of the same squared "
-        "ratios; the product of two plans."
+        "`scripts/bench tightening`: epsilon by an earlier bound / ours / a lower bound on the true value, at delta "
+        "population^-1.1. Rows: zero-out under `fixed`; readers of the models under `once`; a client's account of two "
+        "mechanisms; a ledger of two kinds of plans."
     )
     cells = {
         (row["bound"], row["population"], row["epsilon"]): " / ".join(
@@ -299,9 +304,13 @@ def _tightening(found: Row) -> str:
         for row in rows
     }
     levels = sorted({epsilon for _, _, epsilon in cells})
+    sizes: dict[str, list[int]] = {}
+    for bound, size in dict.fromkeys(key[:2] for key in cells):
+        sizes.setdefault(bound, []).append(size)
     body = [
-        (bound, f"{size:,}", *(cells.get((bound, size, epsilon), "") for epsilon in levels))
-        for bound, size in dict.fromkeys(key[:2] for key in cells)
+        ("" if at else bound, f"{size:,}", *(cells.get((bound, size, epsilon), "") for epsilon in levels))
+        for bound, of_bound in sizes.items()
+        for at, size in enumerate(of_bound)
     ]
     head = ("bound", "population", *(f"epsilon {epsilon:g}" for epsilon in levels))
     return _section("Bounds on epsilon", about, head, body)
@@ -322,7 +331,11 @@ def _deployment(idle: Row, _busy: Row) -> str:
     missed = [
         f"{goal.what} is {_number(goal.value)}, at most {_number(goal.limit)}" for goal in found if not goal.met
     ]
-    goals = f"\nGoals met: {len(found) - len(missed)} of {len(found)}. {'; '.join(missed)}".rstrip() + "\n"
+    met = f"{len(found) - len(missed)} of {len(found)}"
+    goals = (
+        f"\nGoals met (ratios of these rows, and the time of 500 rounds): {met}. {'; '.join(missed)}".rstrip()
+        + "\n"
+    )
     return _section("Deployment", about, head, body, _failure(idle, "deployment")) + (goals if rows else "")
 
 
@@ -336,7 +349,9 @@ def _growth(idle: Row, busy: Row) -> str:
         seconds = (_number(first["seconds"]), _number(last["seconds"]))
         body.append((what, sizes, *seconds, _number(others.get((what, last["size"]))), f"{slope:.2f}"))
     head = ("what", "from, to", "first", "last", "busy", "exponent")
-    about = f"Seconds; an exponent of 1 is linear.\n\n![How cost grows]({PLOT.as_posix()})"
+    about = (
+        f"Seconds at the first and last size; an exponent of 1 is linear.\n\n![How cost grows]({PLOT.as_posix()})"
+    )
     return _section("Growth", about, head, body, _failure(idle, "growth"))
 
 
@@ -349,7 +364,7 @@ def _failure(results: Row, part: str) -> str:
 
 def _peer(row: Row) -> str:
     """Return the peer's name, in few words."""
-    peer = str(row["peer"]).replace(" of the vector", "").replace("the same without privacy", "not private")
+    peer = str(row["peer"]).replace(" of the vector", "").replace("the same without privacy", "ours, not private")
     return peer.replace("its default", "default")
 
 

@@ -11,6 +11,8 @@ from d2pfed.fields import default_in_words, descriptions
 CODE_OR_FORMULA = re.compile(r"(```.*?```|`[^`\n]*`)|\$\$(.+?)\$\$|\$([^$\s](?:[^$]*?[^$\s])?)\$", re.DOTALL)
 CELL = re.compile(r"<td>(?=((?:(?!</td>).)*))", re.DOTALL)
 LONG_NAME = re.compile(r"<code>[^<\s]{25,}")
+INLINE_CODE = re.compile(r"<code>[^<]*</code>")
+OPTION = re.compile(r"(?<![\w-])--\w[\w-]*")
 PICTURE = re.compile(r'(<img [^>]*src="([^"]+)"[^>]*>)')
 FIELDS = re.compile(r"^<!-- fields: (\S+) -->$", re.MULTILINE)
 LONG = 40  # characters of a formula in a line of text that may be wider than a phone
@@ -24,9 +26,10 @@ def on_page_markdown(markdown: str, **_page: Any) -> str:  # noqa: ANN401 - mkdo
 
 
 def on_page_content(html: str, **_page: Any) -> str:  # noqa: ANN401 - as above
-    """Put the formulas in the places of their marks, and help phones: pictures open, long names get wide cells."""
+    """Put the formulas in the places of their marks, and help phones: pictures open, names and options stay whole."""
     html = CELL.sub(lambda match: '<td class="wide">' if LONG_NAME.search(match[1]) else "<td>", html)
     html = re.sub(r"FORMULA(\d+)X", lambda match: _formulas[int(match[1])], html)
+    html = INLINE_CODE.sub(lambda match: OPTION.sub(r'<span class="option">\g<0></span>', match[0]), html)
     return PICTURE.sub(r'<a href="\2">\1</a>', html)
 
 

@@ -130,7 +130,8 @@ class Soak:
         for client, until in list(self.asleep.items()):
             if now > until:
                 del self.asleep[client]
-                os.killpg(federation.nodes[client].pid, signal.SIGCONT)
+                with suppress(ProcessLookupError):  # it was restarted meanwhile
+                    os.killpg(federation.nodes[client].pid, signal.SIGCONT)
         if self.supervised and not self.is_at_work():
             self.submit()
 
@@ -181,9 +182,9 @@ class Soak:
             self.submitted = time.monotonic() - STARTING + DELAY
 
     def put_away(self) -> None:
-        """Keep the run that has ended, or was given up, beside the next one."""
+        """Keep the run that has ended, or was given up, under a name that no later run has."""
         self.finished += rounds_of(self.federation.server / "run")
-        (self.federation.server / "run").rename(self.federation.server / f"run-{self.runs}")
+        (self.federation.server / "run").rename(self.federation.server / f"past-{self.runs}")
         self.runs += 1
 
     def wait(self, condition: Callable[[], object], why: str, seconds: float = PATIENCE) -> None:
@@ -208,6 +209,12 @@ class Soak:
         file = self.federation.server / "run" / "metrics.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
         return int(json.loads(lines[-1])["survivors"]) if lines else 0
+
+    def last_began(self) -> float:
+        """Return when the last finished round of this run began, by the clock of files; 0.0 if there is none."""
+        file = self.federation.server / "run" / "metrics.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return file.stat().st_mtime - float(json.loads(lines[-1])["seconds"]) if lines else 0.0
 
     def is_whole(self) -> bool:
         """Say whether every client was in the last sum, in a round that began after the last fault."""
@@ -247,9 +254,13 @@ class Soak:
 
     def kill_app(self) -> str:
         """Kill the server's app."""
-        self.wait(self.apps, "no app to kill")
-        for process in self.apps():
-            os.kill(process, signal.SIGKILL)
+        killed = 0
+        while not killed:
+            self.wait(self.apps, "no app to kill")
+            for process in self.apps():
+                with suppress(ProcessLookupError):  # it has ended by itself
+                    os.kill(process, signal.SIGKILL)
+                    killed += 1
         return "app"
 
     def restart_superlink(self) -> str:
@@ -327,7 +338,7 @@ class Soak:
 
     def positions(self) -> list[Path]:
         """Return what the server's runs remember of their clients, for the next roster's floors."""
-        found = self.federation.server.glob("run*/positions-*")
+        found = self.federation.server.glob("*/positions-*")
         return [file for file in found if not file.name.endswith(".lock")]
 
     def choose(self, among: list[int]) -> int:
@@ -368,9 +379,9 @@ class Soak:
         return fault
 
     def recover(self, fault: Fault) -> None:
-        """Wait until another round is finished, and note what an operator has seen until then."""
-        after = self.rounds()
-        self.wait(lambda: self.rounds() > after, f"no round after {fault.kind}")
+        """Wait until a round that began after the fault is finished, and note what an operator has seen until then."""
+        after, happened = self.rounds(), time.time()
+        self.wait(lambda: self.rounds() > after and self.last_began() > happened, f"no round after {fault.kind}")
         fault.recovered = time.monotonic()
         fault.codes, fault.states = list(self.codes), list(self.states)
         fault.seen = self.read_lines()
@@ -499,7 +510,7 @@ def faults(size: int, directory: Path, seed: str) -> dict[str, object]:
     if kept := os.environ.get("SOAK_KEEP"):
         shutil.copytree(directory, kept, dirs_exist_ok=True)
     clients = sorted(place.glob("client-*"))
-    runs = sorted(each for each in federation.server.glob("run*") if (each / "ledger.sqlite").exists())
+    runs = sorted(file.parent for file in federation.server.glob("*/ledger.sqlite"))
     books = [read_books(run, clients) for run in runs]
     wrong = [each for book in books for each in disagreements(book)] + [ended] * bool(ended)
     kinds = Counter(kind for book in books for kind, _ in book.attempts.values())

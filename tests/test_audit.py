@@ -237,7 +237,7 @@ def test_no_size_of_the_clip_blinds_the_attack_or_refutes_what_is_true(clip):
 
 def test_an_audit_refuses_what_it_is_not_about():
     for clip in (1e31, 1e-31):
-        with pytest.raises(ConfigError, match="the audit is of clips in"):
+        with pytest.raises(ConfigError, match="an audit needs a clip in"):
             attacked(audited_plan(target(clip=clip)), 1)
     with pytest.raises(ConfigError, match="against the server"):
         audited_plan(target(against="released"))
@@ -410,7 +410,7 @@ def test_an_audit_executes_no_code_that_only_the_run_names(command, what, tmp_pa
         found = CliRunner().invoke(audit_command.app, [command, "run", *options])
         assert isinstance(found.exception, ConfigError)  # if not for this, then as nobody took part
         is_executed = (tmp_path / "executed").exists()
-        assert is_executed != (f"trust it, name it by --{what}" in str(found.exception))
+        assert is_executed != (f"trust it, name it with --{what}" in str(found.exception))
         return is_executed
 
     assert not executed()

@@ -259,9 +259,9 @@ CONTRADICTIONS = {
     "a quorum above the cohort": (
         "once",
         both(in_plan("quorum", 10**6), more_noise, state("dropouts.quorum", 10**6)),
-        " noises",
+        ": impossible",
     ),
-    "statistics with more noises than clients": ("ledger", more_noise, " noises"),
+    "statistics with more noises than clients": ("ledger", more_noise, ": impossible"),
     "two runs of one plan with different noise": (
         "ledger",
         lambda s: s["events"][1].update(variance="400") or [c.update(epsilon=1e3) for c in s["claims"]],
@@ -288,7 +288,7 @@ CONTRADICTIONS = {
     "more rounds than attempts": (
         "once",
         both(in_plan("rounds", 1000), state("subject.rounds_planned", 1000)),
-        "are not in their order",
+        "are out of order",
     ),
     "another delta in the plan": ("once", in_plan("delta.is", (1e-12).hex()), "ledger.budget.delta is stated as"),
     "no delta in the plan": ("once", in_plan("delta.is", "nan"), "ledger.budget.delta is stated as"),
@@ -296,7 +296,7 @@ CONTRADICTIONS = {
     "nobody to mask with": (
         "once",
         in_plan("threshold", 1),
-        "are not in their order",
+        "are out of order",
     ),
     "a scope that reads like a run": ("once", lambda s: s["claims"][0].update(scope="['once']"), "['once']"),
     "a plan's text that is another's too": (
@@ -332,7 +332,7 @@ CONTRADICTIONS = {
     "a reason beside a number": (
         "once",
         lambda s: s["claims"][0].update(reason="it is 0.01"),
-        "stands beside one",
+        "a reason for having none",
     ),
     "a model of any size": (
         "once",
@@ -352,7 +352,7 @@ CONTRADICTIONS = {
         in_plan("codec.rotation", {"": "Fold", "dimension": 1000, "length": 2, "kept": 0}),
         "dimension",
     ),
-    "grids of any fineness": ("once", in_plan("codec.fraction_bits", 10**11), "are not in their order"),
+    "grids of any fineness": ("once", in_plan("codec.fraction_bits", 10**11), "are out of order"),
     "a width beyond all numbers": ("once", in_plan("mechanism.sigma.is", "1e30000000"), "was expected, got"),
 }
 
@@ -393,7 +393,7 @@ def test_a_mechanism_that_is_spelt_unlike_any_is_not_checked(certificates):
     shared = forged(certificates["once"], both(in_plan("mechanism.", "SHARED"), rounded))
     found = verifier.verify(shared, [PUBLIC])
     assert found.status == 3
-    assert dict(found.lines)["NOT CHECKED"] == "plan: a mechanism that is not known here: SHARED"
+    assert dict(found.lines)["NOT CHECKED"] == "plan: an unknown mechanism: SHARED"
 
 
 def test_what_takes_more_memory_than_there_is_is_not_checked():
@@ -424,7 +424,7 @@ def test_what_has_no_arithmetic_here_is_named_and_ends_with_3(certificates):
     for change, word in (
         (alter(kind="binomial"), "binomial"),
         (alter(variance="1/100"), "less than 0.4 steps"),
-        (lambda s: s.update(plan=None) or s["events"][0].update(kind="skellam"), "no Gaussian stands for"),
+        (lambda s: s.update(plan=None) or s["events"][0].update(kind="skellam"), "without a Gaussian bound"),
     ):
         found = verifier.verify(forged(certificates["fixed"], change), [PUBLIC])
         told = [text for kind, text in found.lines if kind == "NOT CHECKED"]
@@ -470,7 +470,7 @@ def test_a_stranger_cannot_make_it_work_for_hours(certificates, monkeypatch):
     twice = forged(certificates["once"], lambda s: s["claims"].append(dict(s["claims"][0])))
     found = verifier.verify(twice, [PUBLIC])
     assert found.status == 1
-    assert "claims some are made twice" in found.lines[-1][1]
+    assert "claims: some are made twice" in found.lines[-1][1]
     monkeypatch.setattr(verifier, "MOST_CLAIMS", 3)
     assert "more than 3" in verifier.verify(certificates["once"], [PUBLIC]).lines[-1][1]
     monkeypatch.setattr(verifier, "own_bound", lambda *_: pytest.fail("computed for a stranger"))
@@ -1049,5 +1049,5 @@ def test_a_committee_that_tells_of_no_colluders_is_found():
     """All of it follows the rule, for a cohort in which nobody colludes."""
     plan, bare = lattice_plan(LATTICE), lattice_plan(replace(LATTICE, colluders=0.0))
     seats = json.loads(canonical.encode(bare))["committee"]
-    with pytest.raises(verifier.Wrong, match="by the rule"):
+    with pytest.raises(verifier.Wrong, match="the rule requires"):
         seats_of(plan, committee=seats, threshold=bare.threshold)

@@ -155,7 +155,7 @@ def test_a_run_on_a_shared_ledger_names_all_runs_of_it(tmp_path, key):
     Ledger.create(ledger, Budget(20.0, work.plan.delta, work.plan.against, work.plan.max_participations)).close()
     train(tmp_path / "first", ledger, **KINDS["fixed"])
     train(tmp_path / "second", ledger, **KINDS["fixed"])
-    with pytest.raises(D2PFedError, match="has drawn on another ledger: name it with --ledger"):
+    with pytest.raises(D2PFedError, match="used another ledger: name it with --ledger"):
         certify(tmp_path / "second", key=key)
     made = certify(tmp_path / "second", ledger=ledger, key=key)
     statement = json.loads(made.certificate.read_text())["statement"]
@@ -186,13 +186,13 @@ def test_what_guarantees_nothing_is_not_certified(tmp_path, key, monkeypatch, ca
     with patch("d2pfed.runs.report.write_report"):
         clear = replace(plain, plan=None, settings=replace(plain.settings, target=None))
         execute(clear, tmp_path / "clear", None, lambda _: True)
-    assert "was trained in the clear: there is nothing to certify" in refusal(
+    assert "was trained without privacy: there is nothing to certify" in refusal(
         [tmp_path / "clear", "--key", key], monkeypatch, capsys
     )
     train(tmp_path / "seeded", seed=1)
     copied = shutil.copy(tmp_path / "seeded" / "ledger.sqlite", tmp_path / "copied.sqlite")
     for place in (tmp_path / "seeded", tmp_path / "seeded" / "ledger.sqlite", copied):
-        assert "repeats from its seed, which undoes its noise" in refusal(
+        assert "can be repeated from its seed, which removes its noise" in refusal(
             [place, "--key", key], monkeypatch, capsys
         )
 
@@ -250,10 +250,10 @@ def test_the_key_is_made_once_for_its_owner_alone(runs, key, tmp_path, monkeypat
     made, own = tmp_path / "config" / "d2pfed" / "certificate.key", path / "certificate.json"
     status, printed, _ = command(["verify", own], monkeypatch, capsys)
     assert status == 3
-    assert f"NOT CHECKED signer: whose key it is, as none was named: {PUBLIC}" in printed
+    assert f"NOT CHECKED signer: the signer, as no key was named: {PUBLIC}" in printed
     status, printed, complaint = command([path], monkeypatch, capsys)
     assert (status, complaint) == (0, "")
-    assert f"{made}, which was made just now" in printed
+    assert f"{made} (just created" in printed
     assert stat.S_IMODE(made.stat().st_mode) == 0o600
     assert command(["verify", own, "--ledger", path / "ledger.sqlite"], monkeypatch, capsys)[0] == 0
     status, printed, _ = command([path, "--json", "--output", tmp_path / "out"], monkeypatch, capsys)

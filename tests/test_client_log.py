@@ -80,7 +80,7 @@ def test_a_log_is_never_begun_by_itself_nor_twice(tmp_path):
         log.read()
     log.create({})
     for lost in ("home/log", "outside/head"):
-        with pytest.raises(LedgerError, match="is there already"):
+        with pytest.raises(LedgerError, match="already exists"):
             log_in(tmp_path).create({})
         (tmp_path / lost).unlink()
     log_in(tmp_path).create({})
@@ -502,7 +502,7 @@ def test_an_interrupted_beginning_begins_anew_and_another_log_does_not(tmp_path)
     assert made.read().bodies(Entry.OPENING)[0]["carried"] == "second"
     begin(made, 0)
     (tmp_path / "outside" / "head").unlink()
-    with pytest.raises(LedgerError, match="is there already"):
+    with pytest.raises(LedgerError, match="already exists"):
         made.create({"carried": "third"})
 
 

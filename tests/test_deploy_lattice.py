@@ -1,9 +1,11 @@
 """Clients of the lattice protocol in real directories: rows, keys, and what a lying server or a crash gets."""
 
+import os
 import shutil
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -237,17 +239,48 @@ def test_a_member_that_has_opened_keeps_no_key(server):
     member = steps.session.members[0]
     config = config_of(server, member)
 
-    def kept():
-        data = client_lattice.member_keys(config, steps.session.digest).file.read(lambda _: True)
-        return lattice.Member.decode(steps.session, member, SavedPhase.decode(data).state)
-
-    key = kept().secret
+    key = kept_by(steps, config).secret
     assert len(key) == 32
     opening = steps.open().phase
-    assert kept().secret == b""
+    assert kept_by(steps, config).secret == b""
     again = server.ask_frame(member, opening.outbox[member])  # the same bytes may go again
-    assert again == kept().opening
-    assert not any(key in file.read_bytes() for file in server.directory.rglob("*") if file.is_file())
+    assert again == kept_by(steps, config).opening
+    assert not files_with(server, key)
+
+
+def test_a_member_killed_while_it_signs_keeps_no_key_once_it_has_opened(server, monkeypatch):
+    """What the killed process was writing still has the key, and the one that goes on has another number."""
+    steps = Steps(server).run().contribute()
+    contributing, member = steps.phase, steps.session.members[0]
+    config, replace_path = config_of(server, member), Path.replace
+    key = kept_by(steps, config).secret
+
+    def killed(draft, file):
+        if file.parent.parent == server.directory / "keys":
+            raise KeyboardInterrupt
+        return replace_path(draft, file)
+
+    shown = contributing.close(Entropy.replay(b"server"))
+    with monkeypatch.context() as process:
+        process.setattr(os, "getpid", lambda: 1)
+        process.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            server.ask_frame(member, shown.outbox[member])
+    assert files_with(server, key) == 2
+    steps.phase = shown
+    steps.run().open()
+    assert not steps.refused
+    assert not files_with(server, key)
+
+
+def kept_by(steps, config):
+    """What a member has kept."""
+    data = client_lattice.member_keys(config, steps.session.digest).file.read(lambda _: True)
+    return lattice.Member.decode(steps.session, config.client, SavedPhase.decode(data).state)
+
+
+def files_with(server, key) -> int:
+    return sum(key in file.read_bytes() for file in server.directory.rglob("*") if file.is_file())
 
 
 def test_nothing_of_an_attempt_is_answered_after_its_time(server, monkeypatch):
@@ -285,7 +318,7 @@ def test_a_member_at_its_cap_begins_each_attempt_once(monkeypatch):
         return SimpleNamespace(bodies=lambda entry: rows if entry is Entry.BEGUN else [])
 
     client_attempt.require_beginnings_left(history(5), "a run", plan)
-    with pytest.raises(PeerError, match="begun 6 times here, a run of its plan begins at most 6 times"):
+    with pytest.raises(PeerError, match="begun 6 attempts here, its plan allows at most 6"):
         client_attempt.require_beginnings_left(history(6), "a run", plan)
 
 
@@ -298,7 +331,7 @@ def test_a_client_at_its_cap_is_silent_as_often_as_may_come_to_nothing(tmp_path,
         server.attempt(1)
     both = set(server.session(0).members) & set(server.session(1).members)
     refusals = {str(server.refusals[client]) for client in both}
-    assert refusals == {"1 attempts came to nothing within a day here, at most 1 may"}
+    assert refusals == {"1 attempts failed here within a day, at most 1 may"}
     assert not [row for client in both for row in rows(server, client, Entry.BEGUN) if row.get("silent")]
 
 
@@ -393,7 +426,7 @@ def test_a_member_whose_roster_has_changed_counts_as_missing(server):
 
 def test_another_protocols_request_is_refused_under_a_lattice_plan(server):
     config = config_of(server, 0)
-    with pytest.raises(PeerError, match="agreed on in the lattice protocol"):
+    with pytest.raises(PeerError, match="accepted with the lattice protocol"):
         client_attempt.agreed_plan(config, current_head(config)[0], server.run, 0, Protocol.STANDING)
 
 

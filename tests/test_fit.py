@@ -349,6 +349,63 @@ def test_only_what_the_patterns_name_is_trained():
     assert sorted(load_file(both.directory / "model.safetensors")) == ["0.bias", "0.weight", "2.bias"]
 
 
+class LoadsByOtherNames(nn.Linear):
+    def load_state_dict(self, values, *args, **options):
+        return super().load_state_dict({f"inner.{name}": value for name, value in values.items()}, strict=False)
+
+
+def test_the_result_is_trained_whatever_the_module_makes_of_a_state_dict():
+    net = LoadsByOtherNames(4, 2)
+    result = d2pfed.fit(net, pairs(), **CLEAR)
+    stored = load_file(result.directory / "model.safetensors")
+    assert not (result.module.weight == net.weight).all()
+    assert (result.module.weight.detach().numpy() == stored["weight"]).all()
+
+
+def with_a_hook():
+    net = linear()
+    net.weight.register_hook(torch.zeros_like)
+    return net
+
+
+UNFIT = {
+    "lazy layers must know their shapes": lambda: nn.LazyLinear(2),
+    "hooks of parameters would be lost": with_a_hook,
+    "the module cannot be copied to cpu: Only Tensors": lambda: nn.utils.weight_norm(linear()),
+    "the module cannot be copied to cpu: Cannot copy out of meta": lambda: nn.Linear(4, 2, device="meta"),
+}
+
+
+@pytest.mark.parametrize("rule", UNFIT)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_module_that_cannot_be_copied_whole_is_refused(rule):
+    with pytest.raises(ConfigError, match=rule):
+        d2pfed.fit(UNFIT[rule](), pairs(), **CLEAR)
+
+
+def test_a_buffer_may_be_sparse():
+    net = linear()
+    net.register_buffer("graph", torch.eye(4).to_sparse())
+    assert d2pfed.fit(net, pairs(), **CLEAR).summary.rounds == 3
+
+
+def test_arrays_in_the_bytes_order_of_a_file_are_taken():
+    clients = [(x.numpy().astype(">f4"), y.numpy().astype(">i4")) for x, y in pairs()]
+    found = [d2pfed.fit(linear(), each, **CLEAR) for each in (clients, pairs())]
+    assert (vector(found[0].module) == vector(found[1].module)).all()
+
+
+def test_a_run_in_the_clear_that_diverges_goes_on():
+    found = d2pfed.fit(linear(), [(x * 1e38, y) for x, y in pairs()], **CLEAR)
+    assert found.summary.rounds == 3
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5000])
+def test_a_directory_that_cannot_be_is_refused(path):
+    with pytest.raises(ConfigError, match="run directory"):
+        d2pfed.fit(linear(), pairs(), **CLEAR, directory=path)
+
+
 def test_a_run_with_another_frozen_part_is_another_run():
     torch.manual_seed(1)
     one = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
@@ -688,8 +745,10 @@ def test_a_stop_rule_that_makes_no_sense_is_refused(wrong, rule):
 
 
 def test_a_stop_rule_names_the_metrics_that_there_are():
+    rule = EarlyStop(metric="loos")
     with pytest.raises(ConfigError, match="early_stop watches loos, metrics are loss, accuracy"):
-        d2pfed.fit(linear(), pairs(), **CLEAR, validation=held_out(), early_stop=EarlyStop(metric="loos"))
+        d2pfed.fit(linear(), pairs(), **CLEAR, validation=held_out(), early_stop=rule, directory="r")
+    assert not Path("r").exists()
 
 
 @pytest.mark.parametrize("owner", ["validation", "test"])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 import d2pfed
 from d2pfed.api import backends
@@ -243,6 +244,30 @@ def test_what_fails_after_the_charge_is_zero_and_counted_in_the_clear_only(tmp_p
     assert private.summary.rounds == 2
     assert private.not_finite is None
     assert [record.survivors for record in private.history] == [40, 40]
+
+
+@pytest.mark.parametrize("error", [AssertionError, OSError, SystemExit, KeyError])
+def test_whatever_a_charged_client_raises_tells_nothing(error, tmp_path):
+    class Unreadable(Dataset):
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, at):
+            raise error
+
+    def held(client):
+        return Unreadable() if client == 7 else GOOD[client]
+
+    found = d2pfed.fit(nn.Linear(4, 2), held, population=120, **PRIVATE, directory=tmp_path / "run")
+    assert found.summary.rounds == 2
+
+
+@pytest.mark.parametrize("last", [lambda: 1 / 0, lambda: float("nan")])
+def test_a_schedule_that_fails_in_a_late_round_is_refused_before_the_charge(last, tmp_path):
+    training = {"lr_schedule": lambda done: 1.0 if done < 0.5 else last()}
+    with pytest.raises(ConfigError, match=r"lr_schedule cannot be used|a schedule must return"):
+        d2pfed.fit(nn.Linear(4, 2), GOOD, **PRIVATE, training=training, directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_others_of_a_cohort_are_trained_as_without_the_one_that_fails():

@@ -1,15 +1,21 @@
 """`fit` never returns an old model for new data: what is resumed, and what one seed fixes."""
 
+import argparse
 import functools
+import importlib
 import json
 import logging
+import operator
+import re
+from decimal import Decimal
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset
 
 import d2pfed
 from d2pfed.api.workload import keep_fingerprint
@@ -129,6 +135,25 @@ def by_default(outputs, labels, power=2):
     return (outputs - labels) ** power
 
 
+class Half:
+    @property
+    def factor(self):
+        return 0.5
+
+
+class Third:
+    @property
+    def factor(self):
+        return 1 / 3
+
+
+Third.__qualname__ = Half.__qualname__
+
+
+def sampled(*rows):
+    return DataLoader(TensorDataset(X), batch_size=2, sampler=SubsetRandomSampler(rows))
+
+
 X = torch.arange(12.0).reshape(4, 3)
 DIFFERENT = {
     "two lambdas": (lambda a, b: a - b, lambda a, b: b - a),
@@ -147,6 +172,15 @@ DIFFERENT = {
     "data sets": (Rows(X), Rows(X + 1)),
     "tensor data sets": (TensorDataset(X), TensorDataset(X + 1)),
     "loaders": (DataLoader(TensorDataset(X)), DataLoader(TensorDataset(X + 1))),
+    "samplers": (sampled(0, 1), sampled(2, 3)),
+    "batches of a sampler": (DataLoader(X, batch_sampler=[[0]]), DataLoader(X, batch_sampler=[[1]])),
+    "a property": (Half(), Third()),
+    "arguments of a program": (argparse.Namespace(delta=1.0), argparse.Namespace(delta=2.0)),
+    "a pattern": (re.compile("a"), re.compile("b")),
+    "a decimal number": (Decimal(1), Decimal(2)),
+    "what is taken": (operator.itemgetter(0), operator.itemgetter(1)),
+    "a method of a dictionary": ({0: 1}.get, {0: 2}.get),
+    "a sparse tensor": (X.to_sparse(), (X + 1).to_sparse()),
     "bfloat16": (X.bfloat16(), (X + 1).bfloat16()),
     "objects in an array": (np.array(["a", None], object), np.array(["b", None], object)),
 }
@@ -159,16 +193,44 @@ def test_a_fingerprint_tells_parts_apart_by_what_they_do(name):
     assert not changed(before, before)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile
 def test_equal_parts_that_were_made_twice_have_one_fingerprint():
     assert not changed(scaled(2.0), scaled(2.0))
     assert not changed([(X, X)] * 3, [(X.clone(), X.clone()) for _ in range(3)])
     assert not changed(nn.HuberLoss(delta=3.0), nn.HuberLoss(delta=3.0))
-    assert not changed(logging.getLogger("a"), logging.getLogger("b"))  # which change from call to call
+    logger = logging.getLogger("of a test")  # which changes from call to call
+    before = fingerprint({"part": [logger, Lock()]}, [])
+    logger.setLevel("DEBUG")
+    assert fingerprint({"part": [logger, Lock()]}, []) == before
     assert fingerprint({"module": linear()}, []) == fingerprint({"module": nn.Linear(3, 2)}, [])
+    assert not changed(hooked(), hooked())
+    assert not changed(torch.compile(linear()), torch.compile(linear()))
     assert fingerprint({"module": linear()}, []) != fingerprint({"module": nn.Linear(3, 3)}, [])
     cyclic: list = [1]
     cyclic.append(cyclic)
     assert not changed(cyclic, cyclic)
+
+
+def hooked():
+    net = linear()
+    net.register_forward_hook(opposite)
+    return net
+
+
+def test_a_function_of_a_module_of_one_s_own_counts_by_its_code(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_losses.py").write_text("DELTA = 1\ndef huber(a, b): return a - b * DELTA\n")
+    my_losses = importlib.import_module("my_losses")
+
+    def loss(outputs, labels):
+        return my_losses.huber(outputs, labels)
+
+    before = fingerprint({"loss": loss}, [])
+    assert fingerprint({"loss": loss}, []) == before
+    monkeypatch.setattr(my_losses, "DELTA", 2)
+    after = fingerprint({"loss": loss}, [])
+    monkeypatch.setattr(my_losses, "huber", opposite)
+    assert len({each["loss"] for each in (before, after, fingerprint({"loss": loss}, []))}) == 3
 
 
 def test_an_object_that_raises_when_looked_into_counts_by_its_class():
@@ -217,6 +279,23 @@ def test_one_seed_gives_one_run_whatever_its_directory_is_called():
     assert (vector(one) == vector(two)).all()
     other = d2pfed.fit(linear(), pairs(), **private | {"seed": 2}, directory="c")
     assert not (vector(one) == vector(other)).all()
+
+
+class Drawn(Dataset):
+    def __getitem__(self, at):
+        return torch.randn(3), at % 2
+
+    def __len__(self):
+        return 6
+
+
+def test_one_seed_fixes_loaders_that_shuffle_and_data_that_are_drawn():
+    shuffled = [DataLoader(TensorDataset(*pair), batch_size=2, shuffle=True) for pair in pairs()]
+    before = torch.get_rng_state()
+    for clients in (shuffled, [Drawn()] * 20):
+        one, two = (d2pfed.fit(net, clients, **CLEAR | {"lr": 1.0}) for net in [linear()] * 2)
+        assert (vector(one) == vector(two)).all()
+    torch.set_rng_state(before)
 
 
 def test_two_settings_with_one_seed_share_their_cohorts():

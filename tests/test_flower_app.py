@@ -92,7 +92,7 @@ def app_with_more_functions(client: int) -> ClientApp:
                 "if None is (self.purpose",
             ),
         ),
-        ("train.quiet", "requests of d2pfed only", client_module, "require_type", lambda *_: None),
+        ("train.quiet", "only requests of d2pfed", client_module, "require_type", lambda *_: None),
     ],
 )
 def test_the_server_does_not_choose_which_function_of_an_app_trains(

@@ -53,7 +53,7 @@ def test_an_app_that_is_not_listed_is_refused(tmp_path):
     serve(tmp_path, f'[apps."{ONE}"]')
     train(tmp_path, roster, ONE, "listed")
     for name in (OTHER, ""):
-        with pytest.raises(TooFewClients, match=f"serves the apps {ONE} only, got {name or 'no name'}"):
+        with pytest.raises(TooFewClients, match=f"serves only the apps {ONE}, got {name or 'no name'}"):
             train(tmp_path, roster, name, "not-listed")
 
 
@@ -63,7 +63,7 @@ def test_a_transport_that_names_no_app_gets_no_answer_where_apps_are_told_apart(
     client = PrivateClient(
         read_client_config(directory_of(tmp_path, 0)), 100, {}, lambda *_: pytest.fail("trained")
     )
-    with pytest.raises(ConfigError, match="was not told which of them answers"):
+    with pytest.raises(ConfigError, match="does not say which one answers"):
         client.answer(RequestKind.ANNOUNCEMENT, b"")
 
 
@@ -142,7 +142,7 @@ def test_a_run_is_answered_by_the_app_that_it_was_announced_to(tmp_path):
         start(make_strategy(make_plan(rounds=1), tmp_path, roster), grid)
     refusals = [message.error.reason for message in grid.received if message.has_error()]
     assert refusals
-    assert all(f"was announced to another app than {OTHER}" in text for text in refusals)
+    assert all(f"was announced to an app other than {OTHER}" in text for text in refusals)
     assert spent(tmp_path).releases == ()
 
 

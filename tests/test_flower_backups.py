@@ -126,7 +126,7 @@ def test_the_model_does_not_move_in_a_lost_round(tmp_path, caplog):
     before = start(make_strategy(plan, tmp_path, roster), grid, rounds=SAVED)
     after = start(make_strategy(plan, tmp_path, roster), grid, rounds=SAVED + 1)
     assert np.array_equal(before, after)
-    assert "round 3 is lost, and the model is as before it: clients have gone on to later rounds" in caplog.text
+    assert "round 3 is lost, and the model is unchanged: clients have gone on to later rounds" in caplog.text
     params = start(make_strategy(plan, tmp_path, roster), grid)
     assert np.abs(params[:5] - (PLANNED - 1) / 5).max() < PLANNED * noise_bound(plan, 5)
     assert [(record["attempt"], bool(record["lost"])) for record in records(tmp_path)] == [

@@ -56,7 +56,7 @@ def test_a_blob_that_is_known_is_referred_to_and_the_frame_is_whole_again(tmp_pa
 def test_a_wrong_blob_is_refused_and_not_kept(tmp_path):
     other = Blob(b"z" * len(MODEL.data), MODEL.digest)
     sent = ExchangeRequest(FRAME.replace(MODEL.data, other.data), 1.0, 2.0).encode(other)
-    with pytest.raises(PeerError, match="a blob must have the digest that it is sent under"):
+    with pytest.raises(PeerError, match="a blob must have the digest that names it"):
         ExchangeRequest.decode(sent, Blobs(tmp_path))
     assert not (tmp_path / "blobs").exists()
     for size in (b"\xff" * 8, bytes(8)):
@@ -96,7 +96,7 @@ def test_a_damaged_blob_is_missing_and_the_latest_are_kept(tmp_path):
 def test_a_blob_that_cannot_be_kept_stops_nothing(tmp_path, caplog):
     (tmp_path / "blobs").write_text("in the way")
     assert ExchangeRequest.decode(REQUEST.encode(MODEL), Blobs(tmp_path)) == REQUEST
-    assert "a model is not kept" in caplog.text
+    assert "a model was not stored" in caplog.text
 
 
 @dataclass

@@ -177,7 +177,7 @@ def test_a_module_that_is_loaded_already_is_not_the_apps(tmp_path, monkeypatch):
         exec(app_of("planted"), sys.modules["own.client_app"].__dict__)
 
     plant()
-    with pytest.raises(PeerError, match="names of their own, and this process has loaded 'own'"):
+    with pytest.raises(PeerError, match="new names, but this process has already loaded 'own'"):
         whose(packed(PINNED), tmp_path)
     lax = twin(bundle.loaded, "if there := sorted(names & set(sys.modules)):", "if there := ():")
     monkeypatch.setattr(bundle, "loaded", lax)

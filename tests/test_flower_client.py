@@ -257,7 +257,7 @@ def test_no_request_of_a_finished_round_is_answered_again(tmp_path, plan):
     ):
         again = grid.answer(100, replay(grid, 100, kind))
         assert again.has_error()
-        assert "stale" in again.error.reason or "has answered this request" in again.error.reason
+        assert "stale" in again.error.reason or "has already answered this request" in again.error.reason
 
 
 def test_a_replayed_request_in_mid_round_gets_no_second_answer(tmp_path, plan):

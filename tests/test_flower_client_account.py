@@ -173,7 +173,7 @@ def test_a_spent_budget_has_the_effect_of_a_reached_cap(config):
 
 def test_a_plan_that_exceeds_the_remaining_budget_is_refused(config):
     account = ClientAccount(config.log, ClientBudget(FIXED.epsilon / 2, DELTA))
-    with pytest.raises(ConfigError, match=r"with 3 vectors more, as this plan allows, .* its budget is 2"):
+    with pytest.raises(ConfigError, match=r"with the 3 more vectors that this plan allows, .* its budget is 2"):
         account.require_room(FIXED, "a run", config.log.read())
 
 

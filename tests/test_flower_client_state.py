@@ -125,7 +125,7 @@ def test_secrets_from_before_the_machine_was_started_are_erased(tmp_path, monkey
     SavedPhases(tmp_path).save(SESSION, saved())
     SavedPhases(tmp_path).save(OTHER, saved())
     monkeypatch.setattr(client_state, "boot", lambda: "another start")
-    with pytest.raises(PeerError, match="before the machine was started"):
+    with pytest.raises(PeerError, match="before the machine restarted"):
         SavedPhases(tmp_path).take(OTHER)
     SavedPhases(tmp_path).sweep()
     assert files(tmp_path) == []

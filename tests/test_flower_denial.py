@@ -93,7 +93,7 @@ def test_a_run_begins_a_limited_number_of_epochs(server, monkeypatch):
     most = server.plan.attempts_per_round * server.plan.max_attempts + 3
     for number in range(most):
         begin_epoch(server, number)
-    with pytest.raises(PeerError, match=f"begun {most} times here, a run of its plan begins at most {most} times"):
+    with pytest.raises(PeerError, match=f"begun {most} attempts here, its plan allows at most {most}"):
         begin_epoch(server, most)
     assert begun(server) == most
     server.run = "another run"
@@ -108,7 +108,7 @@ def test_a_run_begins_a_limited_number_of_attempts(server, monkeypatch):
     monkeypatch.setattr(client_attempt, "RESTARTS", 0)
     monkeypatch.setattr(client_attempt, "MOST_ATTEMPTS", 1)
     server.invite(VICTIM, 0, 0)
-    with pytest.raises(PeerError, match="begun 1 times here, a run of its plan begins at most 1 times"):
+    with pytest.raises(PeerError, match="begun 1 attempts here, its plan allows at most 1"):
         server.invite(VICTIM, 0, 1)
     assert begun(server) == 1
     monkeypatch.setattr(client_attempt, "require_beginnings_left", lambda *_: None)
@@ -123,7 +123,7 @@ def test_what_comes_to_nothing_is_bounded_by_the_day_over_all_runs(server, monke
         server.announce(VICTIM)
         if run != "four":
             server.invite(VICTIM)
-    with pytest.raises(PeerError, match="3 attempts came to nothing within a day here, at most 3 may"):
+    with pytest.raises(PeerError, match="3 attempts failed here within a day, at most 3 may"):
         server.invite(VICTIM)
     with monkeypatch.context() as later:
         later.setattr(client_attempt.time, "time", lambda: 2e9 + 86_400)
@@ -171,7 +171,7 @@ def test_a_log_does_not_grow_without_end_whatever_is_begun(server, monkeypatch):
     begin_epoch(server, 0)
     with pytest.raises(PeerError, match="its own log says why"):
         begin_epoch(server, 1)
-    with pytest.raises(LedgerError, match="takes no more: begin a new one under a new key"):
+    with pytest.raises(LedgerError, match="is full: begin a new one with a new key"):
         log.append(log.read(), Entry.BEGUN, {})
     monkeypatch.setattr(client_log, "MOST_ROWS", 1 << 18)
     begin_epoch(server, 1)

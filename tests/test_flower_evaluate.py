@@ -196,7 +196,7 @@ def test_what_cannot_be_asked_for_is_refused(tmp_path):
         private_evaluate(strategy, grid, MODEL, {}, epsilon=1.0, max_examples=1)
     with pytest.raises(ConfigError, match="max_examples must be positive and finite, got 0"):
         ask(strategy, grid, max_examples=0.0)
-    with pytest.raises(ConfigError, match="give the strategy its target"):
+    with pytest.raises(ConfigError, match="make the strategy from a target"):
         ask(replace(strategy, target=None), grid)
 
 
@@ -282,7 +282,7 @@ def test_silos_without_an_evaluation_refuse_one(tmp_path):
         app.train()(never)
         app.evaluate()(never)
         grid.apps[node] = app, context
-    with pytest.raises(TooFewClients, match=r"5 nodes refuse: .*answers requests of d2pfed only"):
+    with pytest.raises(TooFewClients, match=r"5 nodes refuse: .*answers only requests of d2pfed"):
         private_evaluate(strategy, grid, MODEL, {"accuracy": (0.0, 1.0)}, epsilon=5000.0)
 
 

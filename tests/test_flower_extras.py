@@ -166,7 +166,7 @@ def test_a_client_without_its_weight_sends_noise_and_its_operator_learns_why(tmp
     assert np.abs(found - (updates_of(0) + updates_of(4)) / 2).max() < 0.2
     texts = [read_events(directory_of(tmp_path, each)).get(Event.FAILED) for each in range(CLIENTS)]
     assert texts[0] is texts[4] is None
-    assert "needs that of each update" in texts[1].text
+    assert "needs the weight of each update" in texts[1].text
     assert "a weight must be at least 0" in texts[2].text
     assert "must be finite" in texts[3].text
 

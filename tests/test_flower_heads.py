@@ -99,7 +99,7 @@ def test_a_slip_for_another_key_is_refused(place):
 def test_what_is_published_belongs_to_its_roster(place):
     signed, _ = renewed(place)
     file = place.directory / f"roster-{place.first.roster.digest.hex()[:8]}"
-    with pytest.raises(ConfigError, match="the head of another roster"):
+    with pytest.raises(ConfigError, match="is not the head of roster"):
         read_head(file, signed.roster)
     with pytest.raises(PeerError, match="client 9 is not enrolled"):
         place.head.slip(9)

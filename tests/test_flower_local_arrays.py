@@ -91,7 +91,7 @@ def test_behind_drawn_cohorts_no_client_keeps_a_state(tmp_path, monkeypatch):
 
 def test_without_trained_names_buffers_are_trained_or_refused(tmp_path):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
-    with pytest.raises(ConfigError, match="counters and other buffers are no parameters"):
+    with pytest.raises(ConfigError, match="counters and other buffers are not parameters"):
         make_strategy(plan, tmp_path, roster).start(grid, initial(), 1)
 
 
@@ -124,17 +124,17 @@ def test_a_damaged_file_is_as_before_the_first_round(tmp_path, caplog):
     (file,) = (tmp_path / "local").iterdir()
     file.write_bytes(b"\xff" * 40)
     assert arrays.load(layout())["mean"].tolist() == [0.0, 0.0]
-    assert "as before its first round" in caplog.text
+    assert "reset to their values before its first round" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("made", "rule"),
     [
         (lambda: LocalArray("a", (2,), "complex64", bytes(16)), "must be of float16"),
-        (lambda: LocalArray("a", (2,), "float32", bytes(4)), "must have the bytes of its shape"),
+        (lambda: LocalArray("a", (2,), "float32", bytes(4)), "must have as many bytes as its shape needs"),
         (lambda: local_array("a", np.zeros(1 << 20, np.float32)), "send only what is trained"),
-        (lambda: Layout(layout().entries, (local_array("params", np.zeros(1)),)), "names of their own"),
-        (lambda: Layout.of({"a": np.zeros(1, np.float32)}, ["b"]), "lack 'b'"),
+        (lambda: Layout(layout().entries, (local_array("params", np.zeros(1)),)), "distinct names"),
+        (lambda: Layout.of({"a": np.zeros(1, np.float32)}, ["b"]), "'b' is missing"),
     ],
 )
 def test_local_arrays_are_checked(made, rule):

@@ -183,7 +183,7 @@ def test_a_model_of_another_length_is_refused_and_costs_nothing(server):
 
 def test_a_plan_that_does_not_fit_its_layout_is_refused(server):
     other = replace(server, run="another", layout=Layout((ArraySpec("params", (17,), "float32"),)))
-    with pytest.raises(PeerError, match="a plan must be for the parameters of its layout"):
+    with pytest.raises(PeerError, match="a plan must have the dimension of its layout"):
         other.announce(VICTIM)
 
 
@@ -206,7 +206,7 @@ def test_a_damaged_run_must_be_announced_again_and_blocks_nothing_else(server, d
     AcceptedRuns(config_of(server).directory).file("a run").write_bytes(damage)
     with pytest.raises(PeerError, match="run a run was never announced"):
         server.invite()
-    assert "is damaged and left out: its run must be announced again" in caplog.text
+    assert "is damaged and ignored: its run must be announced again" in caplog.text
     other.invite()
     server.announce(VICTIM)
     server.invite()

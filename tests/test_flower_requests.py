@@ -32,7 +32,7 @@ def test_layouts_come_back_and_refuse_what_is_no_parameter():
     back = layout.unflatten(flat)
     assert all(np.array_equal(back[name], arrays[name]) for name in arrays)
     assert [back[name].dtype.name for name in arrays] == ["float32", "float64", "float16"]
-    with pytest.raises(ConfigError, match="counters and other buffers are no parameters"):
+    with pytest.raises(ConfigError, match="counters and other buffers are not parameters"):
         Layout.of({"seen": np.array(3)})
     with pytest.raises(ConfigError, match="the arrays must be weight"):
         layout.flatten({"weight": np.zeros(6, np.float32)})
@@ -79,7 +79,7 @@ def test_a_layout_of_nonsense_is_refused_without_work(shape):
 
 def test_arrays_have_names_of_their_own_and_not_too_long():
     entry = ArraySpec("a", (1,), "float32")
-    with pytest.raises(ConfigError, match="names of their own"):
+    with pytest.raises(ConfigError, match="distinct names"):
         Layout((entry, entry))
     with pytest.raises(ConfigError, match="at most 1024 characters"):
         replace(entry, name="n" * 2000)
@@ -136,7 +136,7 @@ def test_a_client_refuses_a_server_of_another_version_and_says_its_own(monkeypat
     theirs, ours = (f"d2pfed '{each[0]}' (wire {each[1]}, plan {each[2]})" for each in (other, own))
     with pytest.raises(PeerError) as refused:
         RunAnnouncement.decode(sent)
-    assert str(refused.value) == f"the server has {theirs}, and this side has {ours}: they do not fit"
+    assert str(refused.value) == f"the server has {theirs}, and this side has {ours}: they are incompatible"
 
 
 @pytest.mark.parametrize("other", OTHER.values(), ids=OTHER)
@@ -144,7 +144,7 @@ def test_a_server_refuses_a_client_of_another_version(monkeypatch, other):
     monkeypatch.setattr(requests, "own_versions", lambda: other)
     answer = RunAcceptance(7, b"").encode()
     monkeypatch.undo()
-    with pytest.raises(PeerError, match=r"the client has d2pfed '9.9' .*: they do not fit"):
+    with pytest.raises(PeerError, match=r"the client has d2pfed '9.9' .*: they are incompatible"):
         RunAcceptance.decode(answer)
 
 

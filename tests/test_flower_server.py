@@ -14,7 +14,7 @@ from d2pfed.accounting import Sampling
 from d2pfed.cli import main
 from d2pfed.deploy import federation
 from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.requests import ExchangeRequest, RequestKind, RunAcceptance
+from d2pfed.deploy.requests import RequestKind, RunAcceptance
 from d2pfed.deploy.rosters import DrawCommitment
 from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError, TooFewClients
@@ -27,21 +27,16 @@ from d2pfed.runs.json_files import from_json, to_json
 from d2pfed.runs.report import read_report
 from d2pfed.secagg import crypto
 from d2pfed.secagg.trust import Consistency
-from d2pfed.secagg.wire import MessageKind, kind_of
+from d2pfed.secagg.wire import MessageKind
 from support.enrolled_clients import DIMENSION, directory_of, enrol, make_plan, noise_bound, sign_roster
 from support.local_grid import (
+    kind,
     make_grid,
     make_message,
     make_strategy,
     start,
 )
 from support.reports import Page, outside
-
-
-def kind(message: Message) -> MessageKind | None:
-    """The kind of frame in a request of the server; None for an announcement."""
-    kind, data = from_record(message.content)
-    return MessageKind(kind_of(ExchangeRequest.decode(data).frame)) if kind is RequestKind.EXCHANGE else None
 
 
 def is_acceptance(reply: Message) -> bool:
@@ -326,7 +321,7 @@ def test_a_node_cannot_speak_for_a_client_whose_key_it_lacks(tmp_path, caplog):
 
     grid.coming = forged
     start(make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=60.0, poll=0.001)), grid)
-    assert "node 104 is refused: a signature does not fit its statement" in caplog.text
+    assert "node 104 is refused: a signature does not match its statement" in caplog.text
     assert committed(tmp_path) == [(0, 1, 2, 3)]
 
 
@@ -343,7 +338,7 @@ def test_an_acceptance_of_another_node_cannot_be_passed_on(tmp_path, caplog):
 
     grid.coming = copied
     start(make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=60.0, poll=0.001)), grid)
-    assert "node 104 is refused: a signature does not fit its statement" in caplog.text
+    assert "node 104 is refused: a signature does not match its statement" in caplog.text
 
 
 def test_the_roster_must_be_the_plans_population(tmp_path):
@@ -438,7 +433,7 @@ def test_a_client_that_is_to_blame_is_not_asked_again_even_after_a_restart(tmp_p
 
     monkeypatch.setattr(federation, "gather", blaming)
     start(make_strategy(plan, tmp_path, roster), grid, 1)
-    assert "clients [3] have sent what cannot be an accident" in caplog.text
+    assert "clients [3] have sent messages that cannot be accidents" in caplog.text
     start(make_strategy(plan, tmp_path, roster), grid, 2)
     assert committed(tmp_path) == [(0, 1, 2, 4)] * 2
     assert all(
@@ -528,17 +523,17 @@ def test_a_roster_that_has_or_may_expire_is_refused_before_the_run_begins(tmp_pa
     )
     roster = enrol(tmp_path, 9)
     short = replace(roster, roster=replace(roster.roster, expires=roster.roster.issued + 86_400))
-    with pytest.raises(ConfigError, match="`once` ends within one roster"):
+    with pytest.raises(ConfigError, match="`once` must end under one roster"):
         start(make_strategy(plan, tmp_path, short), grid, timeout=100_000.0)
     over = replace(roster, roster=replace(roster.roster, issued=1, expires=2))
-    with pytest.raises(ConfigError, match="has expired"):
+    with pytest.raises(ConfigError, match="roster 1 expired"):
         start(make_strategy(plan, tmp_path, over), grid)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_roster_with_draws_needs_the_servers_file_of_them(tmp_path):
     roster = enrol(tmp_path, 5)
-    with pytest.raises(ConfigError, match="needs the server's own file"):
+    with pytest.raises(ConfigError, match="needs the server's file"):
         start(make_strategy(make_plan(), tmp_path, roster, draws=None), make_grid(tmp_path))
 
 

@@ -13,6 +13,7 @@ from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 from scipy.stats import binomtest
 
+from d2pfed.accounting import Unit
 from d2pfed.deploy import client as private_client
 from d2pfed.deploy import standing as standing_keys
 from d2pfed.deploy.attempt import accept_run
@@ -25,6 +26,7 @@ from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.flower.client import PrivateRecords
 from d2pfed.flower.grid import from_record
 from d2pfed.flower.server import KeyUse
+from d2pfed.flower.statistics import private_total
 from d2pfed.ledger import RowKind, decode_release, keystore, read_rows
 from d2pfed.ledger.client_log import Entry
 from d2pfed.plan import PrivacyTarget, calibrate
@@ -198,7 +200,8 @@ def test_a_silo_whose_node_was_away_is_told_of_the_run_in_a_message_that_lives_l
     params = start(strategy(plan, tmp_path, roster), grid)
     told = zip(grid.sent, kinds_sent(grid), strict=True)
     lives = [message.metadata.ttl for message, kind in told if kind is RequestKind.ANNOUNCEMENT]
-    assert lives == [60.0] * (CLIENTS + 1)  # `joining`, although nobody waits so long in the middle of a run
+    assert len(lives) == CLIENTS + 1
+    assert min(lives) > 60.0  # `joining`, although nobody waits so long in the middle of a run
     assert params[3] > 1.5 * params[4] / 4  # it is in the first sum and in the last
 
 
@@ -573,6 +576,16 @@ def test_records_over_flower_are_drawn_clipped_and_summed(tmp_path):
     spread = 8 * plan.sigma * 2 / plan.divisor
     assert np.abs(params - expected).max() < spread < expected.max()
     assert set(kinds_sent(grid)) >= {MessageKind.STANDING_REQUEST}
+
+
+def test_a_statistic_over_flower_is_the_sum_of_the_records_own_numbers(tmp_path):
+    plan = record_plan(rounds=1)
+    silos, grid = records_grid(tmp_path, plan)
+    found = private_total(silos, grid, "places", DIMENSION)
+    expected = np.zeros(DIMENSION)
+    expected[:CLIENTS] = 40 * min(1.0, plan.codec.clip)
+    assert np.abs(found.value - expected).max() < 6 * found.standard_error < 10
+    assert {each.unit for each in found.guarantees} == {Unit.RECORD}
 
 
 def test_the_server_learns_how_many_records_failed(tmp_path):

@@ -95,7 +95,7 @@ def test_a_modules_buffers_and_frozen_parameters_are_not_trained():
         "1.running_var",
         "1.num_batches_tracked",
     }
-    with pytest.raises(ConfigError, match="no parameter wants a gradient"):
+    with pytest.raises(ConfigError, match="no parameter requires a gradient"):
         trained_sizes(torch.nn.BatchNorm1d(3, affine=False))
     with pytest.raises(ConfigError, match="a torch module or arrays by name, got int"):
         trained_sizes(3)

@@ -98,4 +98,4 @@ def test_clients_refuse_a_server_of_another_version(tmp_path, first):
     survivors, said = federate(tmp_path, old, [new] * 5)
     assert survivors == []
     theirs, ours = versions_of(f"{first}^"), versions_of(first)
-    assert f"the server has {theirs}, and this side has {ours}: they do not fit" in said
+    assert f"the server has {theirs}, and this side has {ours}: they are incompatible" in said

@@ -82,6 +82,29 @@ def test_a_sweep_erases_what_is_over_or_does_not_fit_and_nothing_else(tmp_path, 
     assert synced == [tmp_path / "keys"]
 
 
+@pytest.mark.parametrize("call", ["read", "write", "update", "sweep"])
+def test_what_a_killed_writer_has_left_is_erased(tmp_path, monkeypatch, call):
+    """A draft holds a key that the next write was to erase, and another process never writes over it."""
+    file, place = in_memory(tmp_path / "keys", "state", b"first"), tmp_path / "keys"
+    with monkeypatch.context() as killed:
+        killed.setattr(files.os, "getpid", lambda: 1)
+        killed.setattr(Path, "replace", _kill)
+        with pytest.raises(KeyboardInterrupt):
+            file.write(b"secret", HERE)
+    assert {each.name for each in place.iterdir()} == {"lock", "state", ".state.1"}
+    {
+        "read": lambda: file.read(lambda head: True),
+        "write": lambda: file.write(b"next", HERE),
+        "update": lambda: file.update(lambda head: True, lambda content: (b"next", None), lambda: HERE),
+        "sweep": lambda: file.sweep(lambda head: True, lambda content: False),
+    }[call]()
+    assert {each.name for each in place.iterdir()} == {"lock", "state"}
+
+
+def _kill(*_given):
+    raise KeyboardInterrupt
+
+
 def test_erasing_lasts(tmp_path, monkeypatch):
     file, synced = in_memory(tmp_path / "keys", "state", b"secret"), []
     monkeypatch.setattr(files, "sync_directory", synced.append)

@@ -155,7 +155,7 @@ def test_a_member_that_does_not_sign_says_why():
     session = make_session(24)
     member = session.members[0]
     data = frame(MessageKind.LATTICE_SIGNATURE, session.digest, member, bytes(64), bytes(3))
-    with pytest.raises(PeerError, match="say whom it has met later"):
+    with pytest.raises(PeerError, match="must show the later positions"):
         messages.decode_signature(session, session.rank(member), data)
 
 

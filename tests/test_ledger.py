@@ -399,16 +399,16 @@ def test_a_run_that_somebody_else_carried_on_is_refused_to_its_copy(path):
         first = ledger.head()
         charge(ledger, 0)
         ledger.require_own("run", first, 0)  # the same opening: it crashed after this round, say
-        with pytest.raises(LedgerError, match="run run: row 3 is unknown to its directory"):
+        with pytest.raises(LedgerError, match="run run: its directory does not know row 3"):
             ledger.require_own("run", None, 0)
         charge(ledger, 1)
-        with pytest.raises(LedgerError, match="row 5 is unknown"):
+        with pytest.raises(LedgerError, match="does not know row 5"):
             ledger.require_own("run", first, 0)  # a round that the checkpoint has not
     with Ledger.open(path, meter=additive) as ledger:
         ledger.require_own("run", first, 1)
         second = ledger.head()
         charge(ledger, 2)
-        with pytest.raises(LedgerError, match="row 8 is unknown"):
+        with pytest.raises(LedgerError, match="does not know row 8"):
             ledger.require_own("run", first, 2)  # written in an opening that this directory knows nothing of
         ledger.require_own("run", second, 2)
         ledger.require_own("other", None, 0)
@@ -433,6 +433,12 @@ def test_a_ledger_is_never_overwritten(path):
     with pytest.raises(LedgerError, match="already exists"):
         new(path)
     new(path.with_name("other")).close()
+
+
+@pytest.mark.parametrize("wrong", ["/", "a\0b"])
+def test_a_path_that_names_no_file_is_refused(wrong):
+    with pytest.raises(LedgerError, match="a ledger must be a file"):
+        Ledger.create(wrong, Budget(1.0, 1e-5))
 
 
 def test_no_ledger_is_created_beside_the_log_of_one_that_is_gone(path):

@@ -154,7 +154,7 @@ def test_a_vector_that_comes_after_its_round_is_in_no_sum(kits, caplog):
     kits.late = {1: 6.0}
     assert without(train(kits, rounds=5, timeout=4.0), 1)
     assert kinds(kits).count(RowKind.COMMIT) == 5
-    assert "it was not asked, or comes late" in caplog.text
+    assert "it was not asked, or is late" in caplog.text
 
 
 def test_a_job_that_no_site_is_set_up_for_ends_and_costs_nothing(kits):

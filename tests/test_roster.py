@@ -152,7 +152,7 @@ def test_two_rosters_of_one_serial_are_the_authoritys_fault():
 def test_a_roster_is_refused_after_it_expires():
     roster = roster_of(KEYS)
     require_unexpired(roster, EXPIRES - 1)
-    with pytest.raises(PeerError, match=f"good until {EXPIRES}"):
+    with pytest.raises(PeerError, match=f"valid until {EXPIRES}"):
         require_unexpired(roster, EXPIRES)
 
 

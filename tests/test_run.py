@@ -229,7 +229,7 @@ def test_a_run_whose_checkpoint_is_gone_does_not_begin_again(parts, tmp_path):
     path = tmp_path / "run"
     execute(job(parts), path, None, after(2))
     (path / "checkpoint.safetensors").unlink()
-    with pytest.raises(LedgerError, match="unknown to its directory"):
+    with pytest.raises(LedgerError, match="its directory does not know"):
         execute(job(parts), path, None, forever)
 
 
@@ -262,7 +262,7 @@ def test_of_a_run_and_its_copy_one_goes_on(parts, tmp_path):
     execute(job(parts), path, ledger, after(2))
     path.rename(tmp_path / "aside")
     shutil.copytree(backup, path)
-    with pytest.raises(LedgerError, match="unknown to its directory"):
+    with pytest.raises(LedgerError, match="its directory does not know"):
         execute(job(parts), path, ledger, forever)
     shutil.rmtree(path)
     (tmp_path / "aside").rename(path)
@@ -370,6 +370,12 @@ def test_a_damaged_file_is_one_clear_error(parts, tmp_path, finished, name, cont
     with pytest.raises(D2PFedError) as caught:
         execute(job(parts), path, None, forever)
     assert "\n" not in str(caught.value)
+
+
+def test_a_run_whose_settings_are_gone_is_refused(parts, tmp_path, finished):
+    (shutil.copytree(finished, tmp_path / "run") / "settings.json").unlink()
+    with pytest.raises(DamagedFile, match=r"settings\.json is missing"):
+        execute(job(parts), tmp_path / "run", None, forever)
 
 
 @pytest.mark.parametrize("name", ["settings.json", "identity", "seen", "checkpoint.safetensors", "metrics.jsonl"])

@@ -56,17 +56,17 @@ LEAST_DELTA, MOST_RUNS, MOST_COINS = 1e-11, 6, 64  # of loss distributions: beyo
 MOST_BYTES, MOST_CLAIMS, OBSERVERS = 1 << 22, 1000, {"released", "server", "client", "alone"}
 # All that this file has no arithmetic for; docs/certificate.md lists the same.
 UNCHECKED = {
-    "signer": "whose key it is, as none was named",
+    "signer": "the signer, as no key was named",
     "noise": "binomial noise, and noise of a trusted server",
-    "skellam": "noise behind sampled cohorts that no Gaussian stands for",
-    "mechanism": "a mechanism that is not known here",
+    "skellam": "noise without a Gaussian bound, behind sampled cohorts",
+    "mechanism": "an unknown mechanism",
     "narrow": "noise of less than 0.4 steps",
     "delta": f"a delta below {LEAST_DELTA:g} behind sampled cohorts",
     "slack": f"a plan of another kind with a slack below {LEAST_DELTA:g}",
     "kinds": f"more than {MOST_RUNS} kinds of runs, or a million releases, behind sampled cohorts",
     "coins": f"a person in more than {MOST_COINS} silos",
     "wide": "losses too wide for a grid",
-    "memory": "more than this machine has memory for",
+    "memory": "too little memory",
 }
 # Of a budget whose later runs may have been chosen from outputs: shares of delta that are fixed beforehand (theory 15).
 SLACK, BASIC, EXCHANGED, MOST_UNITS = 0.05, 0.05, 1e-5, 1 << 17
@@ -134,12 +134,12 @@ def read(path: Path) -> tuple[bytes, Json]:
 def check_bytes(data: bytes, content: Json) -> str:
     """Find any change of any byte of a signed file."""
     if set(content) != {"statement", "public_key", "signature"} or canonical(content) != data:
-        raise Wrong("the file is not the one text of a certificate's content: a byte was changed")
+        raise Wrong("the file is not the canonical text of its content: a byte was changed")
     public, signature = (_read(content[name], bytes) for name in ("public_key", "signature"))
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, canonical(content["statement"]))
     except (InvalidSignature, ValueError):
-        raise Wrong("it is not that of the key under this statement") from None
+        raise Wrong("it is not a signature of this statement by this key") from None
     return f"that of the Ed25519 key {public.hex()}"
 
 
@@ -149,7 +149,7 @@ def check_key(public: str, keys: Sequence[str]) -> str:
         raise Unchecked("signer", public)
     if public not in keys:
         raise Wrong(f"{public} is not a key that was named with --key")
-    return "the key that was asked for"
+    return "the key that was named"
 
 
 def _read(value: object, kind: Any) -> Any:  # noqa: ANN401 - a type, and a value of it
@@ -158,7 +158,7 @@ def _read(value: object, kind: Any) -> Any:  # noqa: ANN401 - a type, and a valu
     if known and value in ("binomial", "gaussian"):
         raise Unchecked("noise", value)
     if known and value not in known:
-        raise Wrong(f"{', '.join(known)} are known, got {str(value)[:40]!r}")
+        raise Wrong(f"one of {', '.join(known)} was expected, got {str(value)[:40]!r}")
     if spelled and (type(value) is not (int if kind is int else str) or not re.fullmatch(spelled, str(value))):
         raise Wrong(f"{spelled} was expected, got {str(value)[:40]!r}")
     return value if known else bytes.fromhex(str(value)) if kind is bytes else kind(value)
@@ -191,14 +191,18 @@ class Event:
     def __post_init__(self) -> None:
         drawn, rounds = Fraction(self.cohort_size, self.population), self.releases if self.method == "once" else 1
         if self.unit == "client" and (self.adjacency == "add-remove" or self.rate != drawn):
-            raise Wrong(f"a client has the rate {drawn} and not {self.rate}, and never {self.adjacency}")
+            raise Wrong(
+                f"a client needs the rate {drawn}, and no add-remove, got {self.rate} and {self.adjacency}"
+            )
         if self.rate > 1 or (self.coins > 1 and self.unit == "client"):
-            raise Wrong(f"{self.coins} coins of rate {self.rate} are none of a {self.unit} under {self.adjacency}")
+            raise Wrong(f"{self.coins} coins of rate {self.rate} are impossible for a {self.unit}")
         if not self.contributors <= self.cohort_size <= self.population // rounds:
-            raise Wrong(f"{rounds} x {self.cohort_size} of {self.population} with {self.contributors} noises")
+            raise Wrong(
+                f"{rounds} x {self.cohort_size} of {self.population}, noise of {self.contributors}: impossible"
+            )
         root = Fraction(math.isqrt(self.dimension << 64) + 1, 1 << 32)
         if self.l1_radius != min(root * self.radius, self.radius**2):  # theory 12
-            raise Wrong(f"an l1_radius of {float(self.l1_radius):g} is not that of {float(self.radius):g} in L2")
+            raise Wrong(f"l1_radius {float(self.l1_radius):g} does not follow from radius {float(self.radius):g}")
 
     def is_hidden(self, observer: str) -> bool:
         """Whether it cannot know in which releases a unit is: coins of records are secret, cohorts for `released`."""
@@ -210,7 +214,7 @@ class Event:
             return min(1, self.contributors - 1)  # a single contributor may be another client
         colluding = re.fullmatch(r"colluding\(([1-9][0-9]{0,8})\)", observer, re.ASCII)
         if colluding is None and observer not in OBSERVERS:
-            raise Wrong(f"the observer {observer[:40]!r} is none")
+            raise Wrong(f"there is no observer {observer[:40]!r}")
         return self.contributors - (int(colluding[1]) if colluding else observer == "client")
 
     @property
@@ -236,7 +240,7 @@ def check_plan(statement: Json, events: Sequence[Event]) -> str:
         digest, own = hashlib.sha256(b"".join(parts)).digest(), {event.run: event for event in events}[name]
         plan, found = dict(json.loads(text)), f"its digest is {digest.hex()}; {name} is what it allows at worst"
         if own.plan != digest or json.dumps(plan, sort_keys=True, separators=(",", ":")) != text:
-            raise Wrong(f"its digest is {digest.hex()}, and that of the event of {name} is {own.plan.hex()}")
+            raise Wrong(f"its digest is {digest.hex()}, but that of the event of {name} is {own.plan.hex()}")
         size, bits = own.cohort_size, plan["codec"]["fraction_bits"]
         opened = [min(2, size), plan["threshold"], plan["quorum"], size]
         ranks = [[0, plan["rounds"], own.releases], [0, bits, 64], opened]
@@ -244,7 +248,7 @@ def check_plan(statement: Json, events: Sequence[Event]) -> str:
             check_committee(plan, own)
             ranks[-1] = [plan["colluders"] + 2, plan["quorum"], size]
         if odd := [rank for rank in ranks if rank != sorted(rank)]:
-            raise Wrong(f"its numbers {str(odd[0])[:80]} are not in their order")
+            raise Wrong(f"its numbers {str(odd[0])[:80]} are out of order")
     facts = [fact.split(",") for fact in (FACTS + PLANNED if plan is not None else FACTS).split()]
     pairs = [(told, getattr(own, name)) for name, _, told in facts if name]
     pairs += [(told, reduce(getitem, path.split("."), plan)) for _, path, told in facts if path] if plan else []
@@ -252,7 +256,7 @@ def check_plan(statement: Json, events: Sequence[Event]) -> str:
         told = reduce(getitem, name.split("."), statement) if "." in name else getattr(own, name)
         is_close = isinstance(value, float) and isinstance(told, float) and math.isclose(told, value, rel_tol=1e-9)
         if type(value) is not type(told) or not (is_close or value == told):
-            raise Wrong(f"{name} is stated as {str(told)[:80]}, and it is {str(value)[:80]}")
+            raise Wrong(f"{name} is stated as {str(told)[:80]}, but is {str(value)[:80]}")
     return found
 
 
@@ -263,7 +267,7 @@ def check_committee(plan: Json, own: Event) -> None:
     cohort, bits = own.cohort_size, plan["ring"]["bits"]
     rows = [row for least, row in SECRETS.items() if least <= width and noise in {"Centered", "DDGauss"}]
     if not rows or bits not in range(1, 21) or own.unit != "client" or cohort > 20_000:
-        raise Wrong("the lattice protocol takes discrete Gaussians of 2 steps and more, and at most 20 bits")
+        raise Wrong("the lattice protocol needs discrete Gaussians of at least 2 steps, and at most 20 bits")
     secret, is_whole = 64 * rows[-1][max(bits, 8) - 8], size == cohort <= 512
     chances = hypergeom(cohort, cohort - plan["quorum"], size).sf(np.arange(size + 1))
     there, threshold = size - int(np.argmax(chances <= 2.0**-20)), max(colluders, -(-size // 8))
@@ -273,7 +277,9 @@ def check_committee(plan: Json, own: Event) -> None:
     fits &= certificate <= there and colluders * cohort >= plan["colluders"] * size
     told = plan["committee"], plan["secret"], plan["threshold"]
     if not fits or told != (rule | {"colluders": colluders}, secret, packed + threshold):
-        raise Wrong(f"committee, secret and threshold are {str(told)[:160]}, and by the rule {rule}, {secret}")
+        raise Wrong(
+            f"committee, secret and threshold are {str(told)[:160]}, but the rule requires {rule}, {secret}"
+        )
 
 
 def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterator[tuple[str, object]]:
@@ -634,7 +640,7 @@ def check_claim(claim: Json, events: Sequence[Event]) -> str:
     observer, delta, claimed, runs = (claim[name] for name in ("observer", "delta", "epsilon", "runs"))
     covered = [event for event in events if event.run in runs]
     if not len(covered) == len(runs) == {"run": 1}.get(claim["scope"], len(events)):
-        raise Wrong(f"it covers the runs {str(runs)[:80]}, and the events are of others")
+        raise Wrong(f"it covers the runs {str(runs)[:80]}, but the events are of others")
     require_alike(covered)
     same = claim["unit"], claim["adjacency"], claim["max_participations"]
     if same != (covered[0].unit, covered[0].adjacency, max(event.max_participations for event in covered)):
@@ -642,7 +648,7 @@ def check_claim(claim: Json, events: Sequence[Event]) -> str:
     if claimed is None:
         return "nothing is claimed, epsilon is infinite"
     if claim["reason"]:
-        raise Wrong(f"a reason for no epsilon stands beside one: {str(claim['reason'])[:80]}")
+        raise Wrong(f"an epsilon is stated with a reason for having none: {str(claim['reason'])[:80]}")
     require_numbers(claimed, delta)
     return met(claimed, delta, own_bound(covered, _read(observer, str), delta, claimed))
 
@@ -662,7 +668,7 @@ def require_numbers(epsilon: object, delta: object) -> None:
 def met(claimed: float, delta: float, own: float) -> str:
     """Find an epsilon that is less than this file's own."""
     if not claimed >= own * (1 - TOLERANCE):
-        raise Wrong(f"epsilon {claimed:.6g} is claimed at delta {delta:.3g}, and it is {own:.6g}")
+        raise Wrong(f"epsilon {claimed:.6g} is claimed at delta {delta:.3g}, but it is {own:.6g}")
     return f"epsilon {claimed:.6g} at delta {delta:.3g}; recomputed {own:.6g}"
 
 
@@ -820,7 +826,7 @@ def check_content(statement: Json, events: list[Event]) -> str:
     rows = [row["row"] for row in statement["events"]] + [ledger["head"]]
     places = [int(re.findall(r"\A([0-9]{1,18}):[0-9a-f]{64}\Z", row)[0]) for row in rows]
     if places != sorted(places) or {len(set(places[:-1])), len(set(names)), ledger["runs"]} != {len(names) or -1}:
-        raise Wrong(f"the events are of {len(set(names))} runs, and the ledger has others: {str(ledger)[:80]}")
+        raise Wrong(f"the events are of {len(set(names))} runs, but the ledger has others: {str(ledger)[:80]}")
     events.extend(map(event_of, statement["events"]))
     kinds = {(event.plan, replace(event, run="", row="", software="")) for event in events}
     if len(kinds) > len(dict(kinds)):
@@ -841,9 +847,9 @@ def check_content(statement: Json, events: list[Event]) -> str:
     needed |= {(str([name]), observer) for name in names for observer in observers}
     said = {(str(item["runs"]) if item["scope"] == "run" else item["scope"], item["observer"]) for item in claims}
     if len(said) < len(claims) or len(claims) > MOST_CLAIMS:
-        raise Wrong(f"of {len(claims)} claims some are made twice, or there are more than {MOST_CLAIMS}")
+        raise Wrong(f"{len(claims)} claims: some are made twice, or there are more than {MOST_CLAIMS}")
     if others := [*(needed - said), *(it for it in said - needed if it[0] not in {*dict(needed)} - {"composed"})]:
-        raise Wrong(f"about {str(others[0])[:80]} nothing is said, or it is not what this is about")
+        raise Wrong(f"{str(others[0])[:80]} is not stated, or not covered by this certificate")
     return f"all fields, {len(events)} charged runs, {len(claims)} claims"
 
 
@@ -865,7 +871,7 @@ def verify(path: Path, keys: Sequence[str] = ()) -> Findings:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check the certificate that the command line names, print what was found, and return the exit status."""
     parser = argparse.ArgumentParser(description="Check a certificate of d2pfed without d2pfed.")
-    parser.add_argument("file", type=Path, metavar="FILE", help="the certificate, a file of JSON")
+    parser.add_argument("file", type=Path, metavar="FILE", help="the certificate (JSON)")
     parser.add_argument("--key", action="append", default=[], metavar="PUBLIC", help="the signer's public key")
     given = parser.parse_args(arguments)
     try:

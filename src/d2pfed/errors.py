@@ -15,7 +15,7 @@ class D2PFedError(Exception):
 class ConfigError(D2PFedError, ValueError):
     """A setting or an input cannot be used: the text names the rule and the value that breaks it.
 
-    Example:
+    Examples:
         >>> PrivacyTarget(epsilon=-1.0)
         Traceback (most recent call last):
         d2pfed.errors.ConfigError: epsilon must be positive and finite, got -1.0

@@ -74,7 +74,7 @@ class SecondMoment(StrEnum):
 class ServerOptimizer:
     """How the server moves the model by a round's mean: FedAvg with momentum, Adam or Yogi, decay and averaging.
 
-    Example:
+    Examples:
         >>> ServerOptimizer(lr=2.0, momentum=0.7).momentum
         0.7
     """
@@ -174,7 +174,7 @@ def train(
         rounds: how many rounds there are in all, those of `state` included.
         aggregate: makes one round's mean from the state.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from d2pfed.round import Outcome
         >>> step = ServerOptimizer(lr=0.5)
@@ -208,7 +208,7 @@ def train(
             round=state.rounds,
             attempt=outcome.attempt,
             survivors=outcome.survivors,
-            update_norm=float(np.linalg.norm(outcome.mean)),
+            update_norm=float(np.linalg.norm(outcome.mean.astype(np.float64))),
             clipping=outcome.clipping,
             state=state,
             failures=outcome.failures,

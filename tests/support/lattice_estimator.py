@@ -47,7 +47,8 @@ def dual_bits(length: int, modulus: int, deviation: float) -> float:
     """
     primal = primal_block(length, modulus, deviation)
     blocks = np.arange(int(0.7 * primal), int(1.15 * primal), 3)[:, None, None, None, None]
-    small = np.arange(2, 9)[None, :, None, None, None]
+    moduli = np.array([2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64])  # wide noise takes large ones
+    small = moduli[None, :, None, None, None]
     guessed = np.arange(0, 61, 10)[None, None, :, None, None]
     transformed = np.arange(0, 231, 10)[None, None, None, :, None]
     samples = (length * np.array([0.85, 1.0, 1.15]))[None, None, None, None, :]

@@ -56,7 +56,7 @@ def stand_ins() -> Iterator[None]:
 
     def require_signature(public: bytes, signature: bytes, statement: bytes) -> None:
         if signature != 2 * sha256(public + statement).digest():
-            raise PeerError("a signature does not fit its statement")
+            raise PeerError("a signature does not match its statement")
 
     def pads(session: Session, context: bytes, ends: Iterator[tuple[bytes, int, int]]) -> np.ndarray:
         listed = list(ends)

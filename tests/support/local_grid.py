@@ -9,11 +9,14 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Error, Message, Metadata, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from d2pfed.deploy.requests import ExchangeRequest, RequestKind
 from d2pfed.deploy.rosters import SignedRoster
 from d2pfed.deploy.transport import Deadlines
 from d2pfed.flower.client import private
+from d2pfed.flower.grid import from_record
 from d2pfed.flower.server import PrivateFedAvg
 from d2pfed.plan import Plan
+from d2pfed.secagg.wire import MessageKind, kind_of
 from support.enrolled_clients import DIMENSION, directory_of
 
 RUN = 17
@@ -37,6 +40,12 @@ def make_message(content: RecordDict, node: int, group: str = "", seconds: float
         message_type="train",
     )
     return Message(content=content, metadata=metadata)
+
+
+def kind(message: Message) -> MessageKind | None:
+    """The kind of frame in a request of the server; None for an announcement."""
+    kind, data = from_record(message.content)
+    return MessageKind(kind_of(ExchangeRequest.decode(data).frame)) if kind is RequestKind.EXCHANGE else None
 
 
 def one_hot(client: int) -> Train:

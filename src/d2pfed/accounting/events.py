@@ -34,7 +34,7 @@ class Adjacency(Choice):
         ZERO_OUT: its vector is zero: distance 1 radius.
         ADD_REMOVE: a record is there or not: 1 radius. For records only, as their noise is their silo's.
 
-    Example:
+    Examples:
         >>> Adjacency("replace-one").radii
         2
     """
@@ -57,7 +57,7 @@ class Sampling(Choice):
         ONCE: a random partition: each client is in one round, and the models do not tell in which.
         NONE: the cohort is known or was not drawn at random; nothing is amplified.
 
-    Example:
+    Examples:
         >>> [each.value for each in Sampling]
         ['fixed', 'once', 'none']
     """
@@ -76,7 +76,7 @@ class CohortSampling:
         population: the public number of clients.
         cohort_size: the number of clients in a cohort.
 
-    Example:
+    Examples:
         >>> CohortSampling(Sampling.ONCE, 10_000, 500).method.value
         'once'
     """
@@ -125,7 +125,7 @@ class Release:
         participants: the clients whose vectors are in the sum, increasing; empty in a plan, where nobody is known.
         batches: how records were drawn inside each silo, where the unit is a record; else None.
 
-    Example:
+    Examples:
         >>> target = PrivacyTarget(dimension=1000, population=10_000, cohort_size=500, rounds=10, epsilon=2.0)
         >>> release = calibrate(target).release("run", 0, 0, (), 500)
         >>> release.sampling.cohort_size

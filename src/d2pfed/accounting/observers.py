@@ -56,7 +56,7 @@ class Observer:
         view: released, server, client, colluding or alone.
         colluders: how many clients collude with the server; 0 in all other views.
 
-    Example:
+    Examples:
         >>> str(SERVER), str(colluding(3)), colluding(3).colluders
         ('server', 'colluding(3)', 3)
     """
@@ -82,7 +82,7 @@ def colluding(colluders: int) -> Observer:
     Args:
         colluders: how many clients tell the server all they know.
 
-    Example:
+    Examples:
         >>> str(colluding(3))
         'colluding(3)'
     """
@@ -115,7 +115,7 @@ class Guarantee:
         accountant: how the cost was composed.
         reason: why epsilon is infinite; else empty.
 
-    Example:
+    Examples:
         >>> target = PrivacyTarget(dimension=1000, population=10_000, cohort_size=500, rounds=10, epsilon=2.0)
         >>> (released, *_) = describe(target, calibrate(target)).guarantees
         >>> released.unit.value, released.adjacency.value, released.epsilon <= 2
@@ -147,7 +147,7 @@ def account(
     Guarantee: (epsilon, delta)-privacy of each unit under the stated adjacency; errs upwards only.
     Proof: theory.md#observers. Checked: test_accounting_observers.py, test_accounting_oracle.py.
 
-    Example:
+    Examples:
         >>> target = PrivacyTarget(dimension=1000, population=10_000, cohort_size=500, rounds=10, epsilon=2.0)
         >>> plan = calibrate(target)
         >>> releases = [plan.release("", at, 0, (), plan.quorum) for at in range(plan.max_attempts)]

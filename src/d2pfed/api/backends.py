@@ -20,6 +20,7 @@ from d2pfed.errors import ConfigError, needs_extra
 from d2pfed.noise.codec import FloatVector
 from d2pfed.simulation import Backend, SerialBackend, Silos, warm_up
 from d2pfed.simulation.process_backend import ProcessBackend, start_workers
+from d2pfed.training import shuffle_seed
 
 if TYPE_CHECKING:
     from d2pfed.api.job import Job
@@ -87,11 +88,11 @@ class TolerantTrainer:
             for update in self.trainer(params, clients, seed):
                 yield update
                 done += 1
-        except (ConfigError, *MISTAKES):
+        except (Exception, SystemExit):  # noqa: BLE001 - whatever a user's loss or data raise
             for client in clients[done:]:  # several may have been trained together
                 try:
                     yield from list(self.trainer(params, (client,), seed))
-                except (ConfigError, *MISTAKES):
+                except (Exception, SystemExit):  # noqa: BLE001 - as above
                     size = len(params) + isinstance(self.trainer, WeightedTrainer)
                     yield np.full(size, np.nan, np.float32)
 
@@ -216,6 +217,9 @@ def backend_for(job: "Job", options: RunOptions, path: Path) -> tuple[Backend, s
             tried = learning.RecordTrainer(job.model, job.clients, job.groups).tried(params, plan.divisor)
         how = f"{tried.chunk} at once" if tried.chunk > 1 else "one by one, as their place in a chunk matters"
         return Silos(tried), f"Records are processed {how}, each clipped by itself."
+    with explained("lr_schedule cannot be used"):
+        for done in range(job.settings.rounds):
+            job.local.round_factor(shuffle_seed("", done))
     trainer: UserTrainer
     client, others, is_ours, seconds = 0, [], not isinstance(job.clients, learning.UserClients), math.inf
     if isinstance(job.clients, learning.UserClients):

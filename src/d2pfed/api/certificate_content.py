@@ -100,8 +100,8 @@ class LedgerRecord:
             raise ConfigError(f"{path} has charged no run: there is nothing to certify")
         if seeded := [run.run for _, run in runs if run.repeatable]:
             raise ConfigError(
-                f"the run {seeded[0]} on {path} repeats from its seed, which undoes its noise: there is nothing to "
-                "certify"
+                f"the run {seeded[0]} on {path} can be repeated from its seed, which removes its noise: there is "
+                "nothing to certify"
             )
         return LedgerRecord(found, runs, tuple(row.hash for row in rows))
 

@@ -72,7 +72,7 @@ def certify(
     Guarantee: what is stated is checked from the ledger's rows first; nothing of it tells who took part in an attempt.
     Checked: test_certify.py.
 
-    Example:
+    Examples:
         >>> result = fit("logistic", "digits", population=60, rounds=2, cohort_size=20, privacy={"epsilon": 50.0})
         >>> certify(result.directory, key="signer.key").certificate.name
         'certificate.json'
@@ -117,9 +117,9 @@ def stated(run: Path, ledger: Path | None) -> Json:
         return statement(None, None, record, facts=ledger_facts(run, record), issued=issued)
     report = read_report(run)
     if report.plan is None:
-        raise ConfigError(f"the run in {run} was trained in the clear: there is nothing to certify")
+        raise ConfigError(f"the run in {run} was trained without privacy: there is nothing to certify")
     if ledger is None and report.ledger is None:
-        raise ConfigError(f"the run in {run} has drawn on another ledger: name it with --ledger")
+        raise ConfigError(f"the run in {run} used another ledger: name it with --ledger")
     record = LedgerRecord.read(run / "ledger.sqlite" if ledger is None else ledger)
     try:
         owner = (run / "identity").read_bytes()[:_OWNER_BYTES].hex()
@@ -145,7 +145,7 @@ def check_ledger(content: Json, ledger: Path) -> str:
     if content["events"] != found:
         raise Wrong(f"up to row {head.seq} it has charged other runs than the certificate states, or left one out")
     if claimed.get("budget") != (budget := allowed(record.found.budget)):
-        raise Wrong(f"it allows {budget}, and the certificate states {str(claimed.get('budget'))[:200]}")
+        raise Wrong(f"it allows {budget}, but the certificate states {str(claimed.get('budget'))[:200]}")
     return f"its chain of {head.seq + 1} rows leads to the certificate's head, and its charged runs are the events"
 
 

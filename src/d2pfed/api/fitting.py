@@ -102,7 +102,7 @@ def fit(
         ConfigError: if an argument cannot be used, before anything is charged.
         BudgetExceeded: if the ledger does not allow the run.
 
-    Example:
+    Examples:
         >>> result = fit("logistic", "digits", population=60, rounds=2, cohort_size=20, privacy={"epsilon": 50.0})
         >>> result.summary.rounds
         2
@@ -123,7 +123,11 @@ def fit(
             raise ConfigError(
                 f"a run is called as its directory is: give name or directory, got {options.name} and {directory}"
             )
-        if not resume and (Path(directory) / "settings.json").exists():
+        try:
+            is_begun = (Path(directory) / "settings.json").exists()
+        except OSError as error:
+            raise ConfigError(f"cannot use the run directory {directory}: {error.strerror}") from error
+        if is_begun and not resume:
             raise ConfigError(f"{directory} holds a run: resume=True continues it, another directory begins one")
     if seed is not None:
         if isinstance(seed, bool) or not isinstance(seed, int):

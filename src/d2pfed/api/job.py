@@ -183,6 +183,9 @@ def plan_job(
         raise ConfigError(f"early_stop must be an EarlyStop or None, got {type(early_stop).__name__}")
     if early_stop is not None and work.evaluator.validation is None:
         raise ConfigError("early_stop needs validation data, got none")
+    known = ("loss", *({"accuracy"} if work.evaluator.metrics is None else work.evaluator.metrics))
+    if early_stop is not None and early_stop.metric not in known:
+        raise ConfigError(f"early_stop watches {early_stop.metric}, metrics are {', '.join(known)}")
     if options.ledger is not None and seed is not None and scope.target is not None:
         raise ConfigError(
             f"a run on a shared ledger takes its noise from the system, got seed {seed}: what repeats from a seed "

@@ -39,7 +39,7 @@ class FitResult:
         notes: What was chosen on the user's behalf, one line each.
         personal: From a client to the module with the layers that it keeps; None where clients keep none.
 
-    Example:
+    Examples:
         >>> result = fit("logistic", "digits", population=60, rounds=2, cohort_size=20, privacy=None)
         >>> len(result.history), sorted(result.test_metrics)
         (2, ['accuracy', 'loss'])

@@ -65,7 +65,7 @@ class Training:
     An optimizer may be a function of parameters, such as `torch.optim.NAdam`: one that takes `lr` gets that of `fit`,
     another has its own. A schedule may be a function from the share of rounds or steps that is done to a factor.
 
-    Example:
+    Examples:
         >>> str(Training(optimizer="adam", trainable="head.*").optimizer)
         'adam'
     """
@@ -129,7 +129,7 @@ class EarlyStop:
     The guarantee of the whole plan holds wherever the run ends. A lower one may be stated only at numbers of attempts
     that were fixed beforehand: `milestones`, at which alone the run then stops; they share delta.
 
-    Example:
+    Examples:
         >>> EarlyStop(metric="accuracy", mode="max", milestones=(25, 50)).patience
         5
     """
@@ -156,8 +156,6 @@ class EarlyStop:
     def __call__(self, records: Sequence[RoundRecord]) -> str:
         """Return why a run with these rounds ends here; empty if it goes on."""
         values = [record.metrics[self.metric] for record in records if self.metric in record.metrics]
-        if any(record.metrics and self.metric not in record.metrics for record in records):
-            raise ConfigError(f"early_stop watches {self.metric}, metrics are {', '.join(records[-1].metrics)}")
         best, idle = math.inf, 0
         for value in (-value if self.mode is Mode.MAX else value for value in values):
             idle += 1
@@ -189,7 +187,7 @@ class RunOptions:
     that are called after each round with its record and a function that returns the current module. One that returns
     False interrupts the run, which `resume` carries on.
 
-    Example:
+    Examples:
         >>> RunOptions(name="trial-1", ledger="clients.sqlite", evaluate_every=5).name
         'trial-1'
     """

@@ -3,10 +3,14 @@
 import os
 import re
 import resource
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -38,7 +42,7 @@ MODULES = {
     **dict.fromkeys(("report", "certify", "data"), "files"),
 }
 TRAIN_PACKAGES = ("torch", "sklearn", "safetensors", "matplotlib", "jinja2", "mlxtend")  # of the extra `train`
-_LEAST_MEMORY = 256 << 20  # bytes of addresses: with less, OpenBLAS may wait for memory forever as scipy loads
+_LEAST_MEMORY = 400 << 20  # bytes of addresses: with less, OpenBLAS may wait for memory forever as scipy loads
 START = """\
 Federated learning with secure aggregation and distributed differential privacy.
 
@@ -115,7 +119,7 @@ def run(app: typer.Typer, name: str) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         # The parser turns Ctrl-C into a status that it returns; a command itself returns nothing.
-        with needs_extra("train", *TRAIN_PACKAGES):
+        with _interrupted(), needs_extra("train", *TRAIN_PACKAGES):
             status = app(sys.argv[1:], prog_name=name, standalone_mode=False)
         if status:
             sys.exit(status)
@@ -150,6 +154,27 @@ def run(app: typer.Typer, name: str) -> None:
             complaint = f"No such {found[1]} '{found[2]}'.{near}"
         stop = "" if complaint.endswith((".", "?")) else "."
         _fail(name, f"{complaint}{stop} See `{context.command_path} --help`.")
+
+
+@contextmanager
+def _interrupted() -> Iterator[None]:
+    """Exit with 130 after Ctrl-C, also where a library that is being loaded loses it or raises another error."""
+    is_interrupted = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        signal.default_int_handler(number, frame)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # else a job in the background, which is to ignore it
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if is_interrupted:
+            sys.exit(130)
 
 
 def _fail(name: str, text: str) -> NoReturn:

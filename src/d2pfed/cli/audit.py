@@ -32,7 +32,7 @@ from d2pfed.simulation.process_backend import start_workers
 REFUTED = 4  # the exit status of an audit whose lower bound is above the claim
 MOST_TRIALS = 100_000_000
 
-app = options.application("Attack what is claimed: a lower bound on epsilon beside the claimed one.")
+app = options.application("Attack a guarantee, and print a lower bound on epsilon next to the claim.")
 
 TARGET = options.FieldOptions(
     kind=PrivacyTarget,
@@ -46,15 +46,15 @@ RunDirectory = Annotated[Path, typer.Argument(help="The run's directory, such as
 OwnTask = Annotated[
     str | None,
     options.option(
-        "As it was given to `train`, needed as a sign of trust where it is MODULE:FUNCTION; for a run of `fit`, one "
-        "that makes its clients.",
+        "The task given to `train`; repeat it, as a sign of trust, if it is MODULE:FUNCTION. For a run of `fit`, a "
+        "function that returns its clients.",
         DATA,
         "--task",
     ),
 ]
-OwnModel = Annotated[str | None, options.option("As --task, for the model or module.", TRAINING, "--model")]
+OwnModel = Annotated[str | None, options.option("Like --task, for the model or module.", TRAINING, "--model")]
 Partition = Annotated[
-    str | None, options.option("As it was given to `train`. Default: the task's.", DATA, "--partition")
+    str | None, options.option("The partition given to `train`. Default: the task's.", DATA, "--partition")
 ]
 
 
@@ -65,17 +65,17 @@ def mechanism(
     *,
     trials: Annotated[int, options.option("Trials in each of the two worlds. Default: 3000.")] = 3000,
     releases: Annotated[int, options.option("Rounds per trial. Default: 2.")] = 2,
-    confidence: Annotated[float, options.option("Confidence of the lower bounds together. Default: 0.99.")] = 0.99,
+    confidence: Annotated[float, options.option("Joint confidence of the lower bounds. Default: 0.99.")] = 0.99,
     fidelity: Annotated[
-        Fidelity, options.option("protocol, or sum: no messages, six times as fast. Default: protocol.")
+        Fidelity, options.option("protocol: all messages; sum: none, six times as fast. Default: protocol.")
     ] = Fidelity.PROTOCOL,
     worlds: Annotated[
         audit.Worlds,
-        options.option("neighbours, or same: a null run, whose bounds must be 0. Default: neighbours."),
+        options.option("neighbours; or same, a control whose bounds must be 0. Default: neighbours."),
     ] = audit.Worlds.NEIGHBORS,
     json: options.AsJson = False,
 ) -> None:
-    """Tell two neighbouring worlds apart by the sums of whole rounds, again and again, and count the errors."""
+    """Guess from the sums of whole rounds which of two neighboring worlds produced them, and count the errors."""
     check_range("trials", trials, 1, MOST_TRIALS)
     check_range("releases", releases, 1, 1000)
     target = PrivacyTarget(against=SERVER, **wanted)
@@ -102,9 +102,9 @@ def training(
     run: RunDirectory,
     *,
     canaries: Annotated[
-        int, options.option("Clients, or records, that a canary takes the place of. Default: 1000.")
+        int, options.option("Clients, or records, to replace with canaries. Default: 1000.")
     ] = 1000,
-    confidence: Annotated[float, options.option("Confidence of the lower bounds together. Default: 0.95.")] = 0.95,
+    confidence: Annotated[float, options.option("Joint confidence of the lower bounds. Default: 0.95.")] = 0.95,
     task: OwnTask = None,
     model: OwnModel = None,
     partition: Partition = None,
@@ -138,9 +138,9 @@ def training(
         found,
         (
             f"Epsilon is at least {_down(found.lower)}, or {_down(found.gaussian)} if the noise is Gaussian, with "
-            f"confidence {found.confidence:g}, beside the claimed {round_up(found.claimed, 4)} at delta "
-            f"{round_up(found.delta, 3)} against the {found.observer}: {found.correct:,} of {found.guesses:,} guesses "
-            f"were right, of {found.canaries:,} canary {found.unit}s of which {found.present:,} took part."
+            f"confidence {found.confidence:g}; {round_up(found.claimed, 4)} is claimed at delta "
+            f"{round_up(found.delta, 3)} against the {found.observer}. {found.correct:,} of {found.guesses:,} guesses "
+            f"were right; {found.present:,} of {found.canaries:,} canary {found.unit}s took part."
         ),
         json=json,
     )
@@ -151,7 +151,7 @@ def membership(
     run: RunDirectory,
     *,
     records: Annotated[
-        int, options.option("Records of members, and of others, at most. Default: 10000.")
+        int, options.option("Most records of members, and most of others, to test. Default: 10000.")
     ] = 10_000,
     task: OwnTask = None,
     model: OwnModel = None,
@@ -159,7 +159,7 @@ def membership(
     data: options.DataDirectory = None,
     json: options.AsJson = False,
 ) -> None:
-    """Tell records of members from others by the loss of the released model; plot the attack's error rates."""
+    """Distinguish members' records from others by the loss of the released model; plot the error rates."""
     check_range("records", records, 1, MOST_TRIALS)
     found = audit.attack_membership(run, _job(run, (task, model), partition, data), records)
     plot = audit.write_plot(found, run)
@@ -168,7 +168,7 @@ def membership(
         return
     console = out()
     console.print(
-        f"Area under the curve {found.area:.3f} (0.5 knows nothing): {found.members:,} records of members, "
+        f"Area under the curve {found.area:.3f} (0.5: no better than guessing): {found.members:,} records of members, "
         f"{found.others:,} of {found.others_are}."
     )
     for level in LEVELS:
@@ -181,10 +181,12 @@ def membership(
 def require_trusted(name: str, given: str | None, option_name: str) -> str:
     """Return what to load, given here or named by a run; code that only the run names comes from its maker."""
     if given is None and not name:
-        raise ConfigError(f"the run is over a user's own clients: name what makes them again by {option_name}")
+        raise ConfigError(
+            f"the run used a user's own clients: name the function that returns them with {option_name}"
+        )
     if given is None and ":" in name:
         raise ConfigError(
-            f"the run names code to execute, {name[:80]!r}: if you know it and trust it, name it by {option_name}"
+            f"the run names code to execute, {name[:80]!r}: if you trust it, name it with {option_name}"
         )
     return name if given is None else given
 
@@ -211,7 +213,7 @@ def _job(run: Path, given: tuple[str | None, str | None], partition: str | None,
     if isinstance(made, Model):
         model = made if made.names == names else replace(made, trainable=names)
     elif details.loss != "cross_entropy":
-        raise ConfigError(f"the run's loss is {details.loss}: return a Model of d2pfed.learning that has it")
+        raise ConfigError(f"the run's loss is {details.loss}: return a d2pfed.learning.Model with that loss")
     else:
         model = user_model(made, trainable=names)
     if array_shapes(model) != settings.arrays or fixed_digest(model) != details.fixed:
@@ -227,7 +229,7 @@ def _job(run: Path, given: tuple[str | None, str | None], partition: str | None,
         data_stated, validation = f"{own.population:,} clients", None
         clients = LabeledClients(own, rows.between(0, 0), own.population)
     if data_stated != settings.data:
-        raise ConfigError(f"the run in {run} was over other data: {settings.data} Got: {data_stated}")
+        raise ConfigError(f"the run in {run} used other data: {settings.data} Got: {data_stated}")
     return Job(
         settings=settings,
         plan=plan,

@@ -56,14 +56,14 @@ def init(
     ],
     authority: Annotated[str, typer.Argument(help="The authority's public key.")],
     anchor: Annotated[
-        Path | None, typer.Option(help="Directory for the head of the log, outside of DIRECTORY.")
+        Path | None, typer.Option(help="Directory for the head of the log, outside DIRECTORY.")
     ] = None,
     epsilon: Annotated[
         float, typer.Option(help="The client's budget against server and colluders, over all runs.")
     ] = 10.0,
     *,
     unit: Annotated[
-        Unit, typer.Option(help="What a plan must protect: all that this client holds, or single records of it.")
+        Unit, typer.Option(help="What a plan must protect: all data of this client, or each record.")
     ] = Unit.CLIENT,
 ) -> None:
     """Make a client's directory, key and log, and print ID=PUBLIC for the authority; overwrites nothing."""
@@ -78,7 +78,7 @@ def enrol(
 ) -> None:
     """Accept a roster from a file; one also comes with each run, and is checked in the same way."""
     accepted = rosters.accept_roster(read_client_config(directory), read_given(roster))[0].roster
-    print(f"roster {accepted.serial} with {len(accepted.keys)} clients, good until {_day(accepted.expires)}")
+    print(f"roster {accepted.serial} with {len(accepted.keys)} clients, valid until {_day(accepted.expires)}")
 
 
 @client_app.command("adopt", cls=SectionedCommand)
@@ -95,10 +95,10 @@ def adopt(
     ] = None,
     why: Annotated[str, typer.Option(help="Reason, for the log.")] = "",
 ) -> None:
-    """Declare what a log that was lost, rolled back or restored does not know, and go on with it.
+    """Declare what was spent but is missing from a log that was lost, rolled back or restored, and continue with it.
 
-    Without --carried or --run all of the budget counts as spent: nobody knows what the missing rows were. A plan comes
-    from a file of yours (plan.json of the run's directory): a server may have announced another under the same name.
+    Without --carried or --run the whole budget counts as spent, because the missing rows are unknown. Take each
+    plan.json from people you trust: a server may have announced another plan under the same name.
     """
     if carried and run:
         raise ConfigError(f"--carried {carried} and --run exclude each other")
@@ -106,7 +106,7 @@ def adopt(
     runs: dict[str, Plan] = {}
     for name, is_named, file in (each.partition("=") for each in run or ()):
         if not (name and is_named and file):
-            raise ConfigError(f"a run must be given with its plan, NAME=FILE, got {name}")
+            raise ConfigError(f"--run must be NAME=FILE, a run and the file of its plan, got {name}")
         runs[name] = decode_plan(read_text(Path(file)))
     history = config.log.adopt({**carried_over(carried or (RUNS if runs else ALL), runs), "why": why})
     print(f"position {history.head.seq}, carried over: {history.rows[-1].body['carried']}")
@@ -119,7 +119,7 @@ def adopt(
 
 @client_app.command("show", cls=SectionedCommand)
 def show_client(directory: ClientDirectory, json: AsJson = False) -> None:
-    """Print what this client has spent, how far its log is, and what would notice if it were rolled back."""
+    """Print what this client has spent, the position of its log, and who would detect a rollback."""
     config = read_client_config(directory)
     history = config.log.read()
     spending = ClientSpending.of(history)
@@ -143,9 +143,9 @@ def show_client(directory: ClientDirectory, json: AsJson = False) -> None:
         return
     out().print(
         f"Client {config.client}: {len(spending.releases)} vectors sent, epsilon {round_up(spent, 4)} of "
-        f"{round_up(config.budget.epsilon, 6)} counted. The budget holds, at delta "
-        f"{delta_as_given(config.budget.delta)} against the server and the colluders that each plan allows for, over "
-        "all runs; what was counted so far is no guarantee by itself."
+        f"{round_up(config.budget.epsilon, 6)} charged. The guarantee is the budget, over all runs, at delta "
+        f"{delta_as_given(config.budget.delta)} against the server and the colluders of each plan; the amount charged "
+        "so far is no guarantee."
     )
     for body in history.bodies(Entry.DECLARATION):
         why = f" ({body['why']})" if body.get("why") else ""
@@ -160,15 +160,15 @@ def show_client(directory: ClientDirectory, json: AsJson = False) -> None:
             sampling = decode_plan(AcceptedRuns(directory).terms(str(begun[-1]["run"])).plan).sampling
             size, population = sampling.cohort_size, sampling.population
             missed = 0.0 if size == population else math.exp(-(size**2) / population)
-            met = f" (a lost attempt stays unnoticed by them with chance about {missed:.2g})"
+            met = f" (they miss a lost attempt with probability about {missed:.2g})"
     dated = (
         "no roster yet"
         if roster is None
-        else f"roster of {_day(roster.issued)}, good until {_day(roster.expires)}"
+        else f"roster of {_day(roster.issued)}, valid until {_day(roster.expires)}"
     )
     out().print(
-        f"A rolled-back client is noticed by: anchor ({config.anchor}), server, peers{met}, {dated}. "
-        "Directory and anchor restored together are noticed by the others only."
+        f"A rollback is detected by: anchor ({config.anchor}), server, peers{met}, {dated}. "
+        "If directory and anchor are restored together, only the others detect it."
     )
 
 
@@ -186,12 +186,12 @@ def deploy() -> None:
 @deploy_app.command("status", cls=SectionedCommand)
 def status_server(
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The server's directory.")],
-    run: Annotated[str, typer.Option(help="Name of the run; without it, the last one.")] = "",
+    run: Annotated[str, typer.Option(help="Name of the run. Default: the last one.")] = "",
     metrics: MetricsFile = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until no process works on the run.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Print whether a run in a server's directory works or is done; exit with 1 if an operator must do something."""
+    """Print the state of a run in a server's directory; exit with 1 if an operator must act."""
     found = server_status(directory, run)
     while wait and found.facts["state"] == "at work":
         time.sleep(1)
@@ -267,18 +267,21 @@ def sign(  # noqa: PLR0917 - typer declares options as parameters
         str, typer.Option(metavar="DEPTH:ROOT", help="What the server printed for this roster.")
     ] = "",
     previous: Annotated[
-        Path | None, typer.Option(help="The roster before: its clients stay, its floors only rise.")
+        Path | None, typer.Option(help="The previous roster, whose clients and floors are kept.")
     ] = None,
     remove: Annotated[list[int] | None, typer.Option(help="A client to remove; may be repeated.")] = None,
-    positions: Annotated[list[Path] | None, typer.Option(help="Positions that a server has seen: floors.")] = None,
+    positions: Annotated[
+        list[Path] | None,
+        typer.Option(help="A server's file of clients' positions, which become floors; may be repeated."),
+    ] = None,
     days: Annotated[int, typer.Option(help="Days until the roster expires.")] = LIFETIME_DAYS,
     deep: Annotated[bool, typer.Option("--deep", help="Allow more than 2^16 draws.")] = False,
 ) -> None:
-    """Sign the next roster; its nonce is drawn here and now, after the server's draws are known."""
+    """Sign the next roster, and draw its nonce after the server has committed to its draws."""
     secret = read_secret(key)
     public = signing_public(secret)
     before = None if previous is None else decode_roster(read_given(previous), public)
-    taken = ConfigError(f"{file} is there already: a signed roster is not overwritten")
+    taken = ConfigError(f"{file} already exists: a signed roster is not overwritten")
     if file.exists() or file.is_symlink():
         raise taken
     added = {}
@@ -305,7 +308,7 @@ def sign(  # noqa: PLR0917 - typer declares options as parameters
         publish_head(file, signed, secret)
     except FileExistsError:
         raise taken from None
-    print(f"roster {signed.serial} with {len(signed.keys)} clients in {file}, good until {_day(signed.expires)}")
+    print(f"roster {signed.serial} with {len(signed.keys)} clients in {file}, valid until {_day(signed.expires)}")
 
 
 @roster_app.command("show", cls=SectionedCommand)
@@ -323,7 +326,7 @@ def show_roster(
         return
     verified = "cohorts are not verified" if found.depth is None else f"{1 << found.depth} verified draws"
     out().print(
-        f"Roster {found.serial} of {_day(found.issued)}, good until {_day(found.expires)}: {len(found.keys)} clients, "
+        f"Roster {found.serial} of {_day(found.issued)}, valid until {_day(found.expires)}: {len(found.keys)} clients, "
         f"{verified}."
     )
 

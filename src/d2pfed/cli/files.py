@@ -55,7 +55,7 @@ def certify_run(
     ledger: Annotated[Path | None, typer.Option(help="The ledger that the run shares with others.")] = None,
     key: Annotated[
         Path | None,
-        typer.Option(help="File of the private Ed25519 key, 32 bytes; made if it is missing.", show_default=False),
+        typer.Option(help="File of the private Ed25519 key, 32 bytes; created if missing.", show_default=False),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Directory to write to. Default: the run's.")] = None,
     json: AsJson = False,
@@ -67,30 +67,30 @@ def certify_run(
     if json:
         print_json(made)
         return
-    new = ", which was made just now and only its owner can read: keep it" if made.key_is_new else ""
+    new = " (just created, readable only by its owner: keep it)" if made.key_is_new else ""
     out().print(
-        f"The certificate is in {made.certificate}, its page in {made.page}, its entry for the registry in "
-        f"{made.registry}. It is signed with the key in {made.key}{new}. Tell those who rely on it its public half, "
-        f"and the command that checks it:\n  d2pfed certify verify {made.certificate} --key {made.public_key}",
+        f"The certificate is in {made.certificate}, its page in {made.page}, its registry entry in "
+        f"{made.registry}. It is signed with the key in {made.key}{new}. Give its readers the public key and this "
+        f"command:\n  d2pfed certify verify {made.certificate} --key {made.public_key}",
         soft_wrap=True,
     )
 
 
 @certify_app.command("verify", cls=SectionedCommand)
 def certify_verify(
-    file: Annotated[Path, typer.Argument(help="The certificate, a file of JSON.")],
+    file: Annotated[Path, typer.Argument(help="The certificate (JSON).")],
     *,
     key: Annotated[
         list[str] | None,
-        typer.Option(help="The signer's public key; may be repeated. Default: this user's own, if there is one."),
+        typer.Option(help="The signer's public key; may be repeated. Default: your own, if there is one."),
     ] = None,
     ledger: Annotated[Path | None, typer.Option(help="The ledger that the certificate is bound to.")] = None,
     json: AsJson = False,
 ) -> None:
     """Recompute every claimed epsilon independently, and find any changed byte.
 
-    Ends with 0 if all of it holds, 1 if something is wrong, 2 if the file cannot be read, and 3 if something that is
-    named could not be checked.
+    Exits with 0 if everything holds, 1 if something is wrong, 2 if the file is not a certificate, and 3 if something
+    could not be checked.
     """
     from d2pfed.certificate_verifier import read, verify  # noqa: PLC0415 - slow to load
     from d2pfed.deploy.config import default_signing_key, read_secret  # noqa: PLC0415 - as above

@@ -36,7 +36,9 @@ def show(
 
         charged = tuple(row.epsilon for row in rows if row.kind is RowKind.BEGIN)
         if not charged or plot.suffix not in (".png", ".svg"):
-            text = f"a plot needs a run and a name that ends in .png or .svg, got {len(charged)}, {plot}"
+            text = (
+                f"a plot needs a run and a file name that ends in .png or .svg, got {len(charged)} runs and {plot}"
+            )
             raise ConfigError(text)
         spent = Line(f"charged, {CONDITION}", Ink.MAIN, charged, tuple(map(float, range(1, len(charged) + 1))))
         lines = (Line("budget", Ink.LIMIT, (budget.epsilon,)), spent)
@@ -84,9 +86,9 @@ def verify_command(path: File, json: AsJson = False) -> None:
     units = f" {found.units} of {found.of} units of it are charged." if found.of else ""
     servers = f"{found.servers} server{'s' * (found.servers != 1)}"
     out().print(
-        f"{file} holds together: {found.committed} releases, {found.void} void attempts, {found.unfinished} unfinished "
-        f"(counted as released), {servers}. The budget of {_budget(found.budget)} holds whatever was "
-        f"chosen from outputs.{units} The runs cost epsilon {round_up(found.spent, 5)} together, {CONDITION}."
+        f"{file} is consistent: {found.committed} releases, {found.void} void attempts, {found.unfinished} unfinished "
+        f"(counted as released), {servers}. The budget of {_budget(found.budget)} holds even if "
+        f"outputs determined later runs.{units} All runs together cost epsilon {round_up(found.spent, 5)}, {CONDITION}."
     )
     for begun in found.runs:
         plan = begun.plan

@@ -189,8 +189,8 @@ def _print(result: FitResult) -> None:
     if plan is not None:
         console.print(plan.why_bytes)
         console.print(
-            f"{summary.charged:,} of {summary.max_attempts:,} attempts are charged. The epsilons are those of all of "
-            "them, however the run ends."
+            f"{summary.charged:,} of {summary.max_attempts:,} attempts were charged. The epsilons cover all "
+            f"{summary.max_attempts:,}, however the run ends."
         )
         console.print(headline(summary.guarantees, plan.against))
         console.print(epsilons(summary.guarantees))

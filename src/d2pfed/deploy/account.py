@@ -85,8 +85,8 @@ class ClientAccount:
             epsilon = spending.epsilon(self.budget.delta, [charged(plan, run, 0, 0)] * left)
             if epsilon > limit:
                 raise ConfigError(
-                    f"with {left} vectors more, as this plan allows, this client would spend epsilon "
-                    f"{round_up(epsilon, 4)} against the server and {plan.colluders} colluders, {whose} budget is "
+                    f"with the {left} more vectors that this plan allows, this client would spend epsilon "
+                    f"{round_up(epsilon, 4)} against the server and {plan.colluders} colluders; {whose} budget is "
                     f"{limit:g}"
                 )
 

@@ -54,7 +54,7 @@ def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> Progress 
     enrolment, history = enrolment_of(config, plan.protocol, announcement.roster, announcement.slip)
     config.policy.check(plan, enrolled_in(None if enrolment is None else enrolment.roster))
     if layout.dimension != plan.dimension:
-        raise PeerError("a plan must be for the parameters of its layout")
+        raise PeerError("a plan must have the dimension of its layout")
     ClientAccount.of(config).require_room(plan, announcement.run, history)
     terms = RunTerms(
         announcement.plan,
@@ -213,7 +213,7 @@ class ClientAttempt:
         """Return the answer to a request, and the state to be kept for the next one, if there is one."""
         config, memory = self.config, self.memory()
         if not isinstance(self.session, Session) or isinstance(self.enrolment, SlotEnrolment):
-            raise PeerError("this attempt is one of the lattice protocol, got a request of another one")
+            raise PeerError("this attempt uses the lattice protocol, got a request of another protocol")
         if self.saved.state:
             state = self.saved.state
             client = Client.restore(self.session, config.client, contribute, state, self.enrolment, memory)
@@ -241,13 +241,15 @@ def agreed_plan(
     if terms.roster != (b"" if roster is None else roster.digest):  # population and draws may be others
         raise PeerError(f"run {run} was announced under another roster: it must be announced again")
     if terms.app != config.app:  # the server must not choose whose account a vector is charged to
-        raise PeerError(f"run {run} was announced to another app than {config.app or 'this one'}")
+        raise PeerError(f"run {run} was announced to an app other than {config.app or 'this one'}")
     plan = decode_plan(terms.plan)
     if terms.allowed != verdict_of(config.policy):
         config.policy.check(plan, enrolled_in(roster))  # its owner has changed it since, or the software
     protocol = plan.protocol if plan.protocol in protocols else protocols[0]
     if (plan.protocol is Protocol.LATTICE) != (protocol is Protocol.LATTICE):  # its quorum suffices nowhere else
-        raise PeerError(f"run {run} was agreed on in the {plan.protocol} protocol, got a request of another one")
+        raise PeerError(
+            f"run {run} was accepted with the {plan.protocol} protocol, got a request of another protocol"
+        )
     config.policy.require_served(protocol, plan, enrolled_in(roster))
     return terms, plan
 
@@ -313,7 +315,7 @@ def marking_rollbacks(config: ClientConfig) -> Iterator[None]:
         config.log.mark("shown by the server or another client", Head(found.count, found.head))
         _log.error("%s: `d2pfed client adopt` is needed", found)
         raise PeerError(
-            "this client was rolled back or cloned, and takes part in nothing until a person runs `d2pfed client adopt`"
+            "this client was rolled back or cloned, and refuses everything until a person runs `d2pfed client adopt`"
         ) from None
 
 
@@ -332,16 +334,14 @@ def require_beginnings_left(history: ClientHistory, run: str, plan: Plan) -> Non
     most = min(plan.attempts_per_round * plan.max_attempts, MOST_ATTEMPTS) + RESTARTS
     begun = len({body["session"] for body in history.bodies(Entry.BEGUN) if body["run"] == run})
     if begun >= most:
-        raise PeerError(f"run {run} has begun {begun} times here, a run of its plan begins at most {most} times")
+        raise PeerError(f"run {run} has begun {begun} attempts here, its plan allows at most {most}")
     since = time.time() - _DAY
     begun, charged = (
         len({body["session"] for body in history.bodies(entry) if int(str(body["time"])) > since})
         for entry in (Entry.BEGUN, Entry.CHARGE)
     )
     if begun - charged >= UNCHARGED_A_DAY:
-        raise PeerError(
-            f"{begun - charged} attempts came to nothing within a day here, at most {UNCHARGED_A_DAY} may"
-        )
+        raise PeerError(f"{begun - charged} attempts failed here within a day, at most {UNCHARGED_A_DAY} may")
 
 
 def enrolment_of(

@@ -100,7 +100,9 @@ class PrivateClient:
 
     def _answer(self, kind: RequestKind, data: bytes) -> bytes:
         if self.config.apps and not self.config.app:  # by the transport: there would be no limit to keep to
-            raise ConfigError("this client tells its apps apart, and was not told which of them answers")
+            raise ConfigError(
+                "client.toml lists apps, but this node does not say which one answers: set d2pfed-app in its settings"
+            )
         if kind is RequestKind.PRESENCE:
             return HAS_KEYS if holds_keys(self.config, data) else HAS_NO_KEYS
         if kind is RequestKind.ANNOUNCEMENT:
@@ -168,7 +170,7 @@ class PrivateClient:
             update = self._update(attempt, settings, params, layout)
             vector = participant.encode(attempt.session, update, group, clip)
         except BaseException as error:  # noqa: BLE001 - a user's function may raise an exit or an interrupt
-            log_error("training failed: this client contributes zero and its noise")
+            log_error("training failed: this client contributes zero plus its noise")
             note(attempt.config.directory, Event.FAILED, error)
         else:
             note(attempt.config.directory, Event.TRAINED)
@@ -202,7 +204,9 @@ class PrivateClient:
         update = layout.flatten(weighted.arrays) - params
         if attempt.plan.weighting is not None:
             if weighted.weight is None:
-                raise ConfigError("a plan with weights needs that of each update: num-examples among the metrics")
+                raise ConfigError(
+                    "a plan with weights needs the weight of each update: return num-examples in the metrics"
+                )
             update = np.append(update, np.float32(weighted.weight))
         if not np.isfinite(update).all():
             raise ConfigError("the trained arrays and their weight must be finite, got NaN or infinity")
@@ -286,4 +290,4 @@ class SingleUnits:
             yield rows
         if failures:
             with suppress(BaseException):  # a unit may have broken the log, and must not take the others along
-                _log.error("units without a vector count as zero; this is the first", exc_info=failures[0])
+                _log.error("units without a vector count as zero; this is the first error", exc_info=failures[0])

@@ -38,21 +38,21 @@ _TYPES = {
 }
 _SETTINGS = """client = {client}
 authority = "{authority}"  # whose signature under a roster counts
-{anchor}  # where the head of this client's log is kept, outside of this directory and of backups
+{anchor}  # where the head of this client's log is kept: outside this directory, and not in backups
 
-[policy]  # what this client insists on, whatever a server proposes
-protocols = ["pairwise", "lattice", "standing"]  # up to 1,000 clients; from 64 on, one message each; up to 128 silos
-units = {units}  # client: a plan protects all that is held here; record: only single records of it
+[policy]  # what this client requires, whatever a server proposes
+protocols = ["pairwise", "lattice", "standing"]  # for up to 1,000 clients, 64 or more, up to 128 silos
+units = {units}  # what a plan must protect: all data of this client, or each record ("record")
 requests = ["training", "statistics", "evaluation"]  # what a server may ask this client's data for
-extras = ["adaptive_clip", "weights", "failures"]  # what a vector may have beside the update, within the same radius
+extras = ["adaptive_clip", "weights", "failures"]  # what may be sent with the update, under the same clip and noise
 mechanisms = ["centered", "ddgauss", "skellam"]  # each client's noise is its own and no other client knows it
 least_cohort = 10  # clients of a round
 most_cohort = 20000
 least_quorum = 8  # clients in a sum that may be opened
 least_colluders = 0.1  # the share of all enrolled clients that may help the server
-least_noise_multiplier = 0.3  # noise of such a sum, without the colluders', over what one client can change
+least_noise_multiplier = 0.3  # honest clients' noise in that sum, divided by its sensitivity to one client
 most_epsilon = {epsilon}  # of one plan, as this client computes it
-most_delta = 1e-4  # the chance that this fails
+most_delta = 1e-4  # the chance that this epsilon fails
 most_participations = 100  # vectors of this client in one run
 most_clip_norm = inf  # the longest update
 most_bits = 32  # per coordinate that is sent
@@ -65,9 +65,9 @@ most_attempts_per_round = 100
 epsilon = {epsilon}
 delta = 1e-5
 
-# With tables like this one no other app is served; without, every app that this client's node runs.
+# With a table like this one, only the apps that have one are served; without, every app of this client's node.
 # [apps."publisher/name"]
-# epsilon = 2.0  # what this app may spend of the budget; all of it unless stated
+# epsilon = 2.0  # what this app may spend of the budget; default: all of it
 # policy = {{ requests = ["training"] }}  # its own rules instead of those above
 """
 
@@ -78,7 +78,7 @@ def make_secret(file: Path) -> bytes:
     try:
         create_file(file, secret)
     except FileExistsError:
-        raise ConfigError(f"{file} holds a key already") from None
+        raise ConfigError(f"{file} already holds a key") from None
     return signing_public(secret)
 
 
@@ -154,7 +154,7 @@ class ClientConfig:
         require_identity(self.client)
         if self.anchor.resolve().is_relative_to(self.directory.resolve()):
             raise ConfigError(
-                f"the anchor must be outside of the client's directory {self.directory}, got {self.anchor}"
+                f"the anchor must be outside the client's directory {self.directory}, got {self.anchor}"
             )
 
     @property
@@ -170,7 +170,7 @@ class ClientConfig:
         if not self.apps:
             return self
         if app not in self.apps:
-            raise ConfigError(f"this client serves the apps {', '.join(self.apps)} only, got {app or 'no name'}")
+            raise ConfigError(f"this client serves only the apps {', '.join(self.apps)}, got {app or 'no name'}")
         return replace(self, app=app, policy=self.apps[app].policy)
 
 
@@ -219,7 +219,7 @@ def init_client(
     ).encode()
     settings, key = directory / "client.toml", directory / "key"
     if (found := read_file(settings)) not in (None, text) or config.log.has_begun():
-        raise ConfigError(f"{directory} is a client's directory already, and nothing in it was changed")
+        raise ConfigError(f"{directory} is already a client's directory; nothing in it was changed")
     config.log.require_new()
     make_directory(directory)
     make_directory(config.anchor)

@@ -73,7 +73,7 @@ def total_of(asked: Asked, name: str, size: int, arrays: NamedArrays) -> Private
     if strategy.plan.rounds != 1:
         raise ConfigError(f"a statistic takes one round, the plan has {strategy.plan.rounds}")
     if strategy.plan.extras:
-        raise ConfigError(f"a statistic takes nothing beside its vector, the plan has {strategy.plan.extras[0]}")
+        raise ConfigError(f"a statistic sends only its vector, the plan has {strategy.plan.extras[0]}")
     if STATISTIC in arrays:
         raise ConfigError(f"the name {STATISTIC} is reserved")
     found = strategy.train(
@@ -178,7 +178,7 @@ def evaluation_strategy(
     looks at.
     """
     if strategy.target is None:
-        raise ConfigError("an evaluation follows from the target of training: give the strategy its target")
+        raise ConfigError("an evaluation needs the target of training: make the strategy from a target")
     check_name("an evaluation's", name)
     is_small = sum(array.nbytes for array in arrays.values()) <= MOST_LOCAL_BYTES
     sent = {} if is_small else {key: array.size for key, array in arrays.items() if array.dtype == np.float32}

@@ -43,13 +43,13 @@ def require_lasting(roster: Roster, plan: Plan, deadlines: Deadlines) -> None:
     """Refuse a roster whose time is over, or that may not last for a partition, which cannot change rosters."""
     left = roster.expires - time.time()
     if left <= 0:
-        raise ConfigError(f"the roster {roster.serial} has expired {-left:.0f} s ago")
+        raise ConfigError(f"roster {roster.serial} expired {-left:.0f} s ago")
     exchanges = 4 if plan.committee is None else 5  # without training: a committee vouches, too, and may trace
     whole = plan.rounds * (deadlines.joining + deadlines.training + exchanges * deadlines.keys)
     if plan.sampling.method is Sampling.ONCE and left < whole:
         raise ConfigError(
-            f"sampling `once` ends within one roster: {plan.rounds} rounds may take {whole:.0f} s, and roster "
-            f"{roster.serial} is good for {left:.0f} s"
+            f"sampling `once` must end under one roster: {plan.rounds} rounds may take {whole:.0f} s, and roster "
+            f"{roster.serial} expires in {left:.0f} s"
         )
 
 
@@ -71,7 +71,9 @@ class ParticipationLog:
         """Treat clients as dropped out from now on, and go on with a later block of a partition."""
         new = frozenset(blamed) - self.excluded
         if new:
-            _log.warning("clients %s have sent what cannot be an accident: they are not asked again", sorted(new))
+            _log.warning(
+                "clients %s have sent messages that cannot be accidents, and are not asked again", sorted(new)
+            )
         if new or blocks:
             self.excluded |= new
             self.block += blocks
@@ -255,7 +257,7 @@ class CohortFederation(_Federation):
         self._first_draw = 0  # of this run, which its announcement states
         if signed is not None and signed.roster.depth is not None:
             if deployment.draws is None:
-                raise ConfigError("a roster with draws needs the server's own file of them: `draws`")
+                raise ConfigError("a roster with draws needs the server's file of them: `draws`")
             draws = Draws(deployment.draws, signed.roster)
             self._first_draw = draws.reserve(
                 run.name, 1 if self._is_once else plan.rounds * plan.attempts_per_round

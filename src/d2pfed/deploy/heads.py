@@ -34,7 +34,7 @@ def read_head(file: Path, roster: Roster) -> PublishedHead | None:
         return None
     head = _beside(file, "head").read_bytes()
     if decode_head(head, roster.authority) != head_of(roster):
-        raise ConfigError(f"{_beside(file, 'head')} is the head of another roster than {roster.serial}")
+        raise ConfigError(f"{_beside(file, 'head')} is not the head of roster {roster.serial}")
     return PublishedHead(head, decode_certificates(_beside(file, "certificates").read_bytes(), roster))
 
 

@@ -81,7 +81,7 @@ def _answer_as_member(config: ClientConfig, keys: KeyFile, frame: bytes) -> byte
         return kept(attempt, client), answer
 
     if not keys.holds_any():
-        raise PeerError("this client has no key of this attempt's committee, or not any more")
+        raise PeerError("this client has no key of this attempt's committee, or has erased it")
     answer = keys.update(advance)
     if isinstance(answer, PeerError):
         raise answer
@@ -106,7 +106,7 @@ def machine(attempt: ClientAttempt, contribute: lattice.Contribute | None = None
                 return
 
     def refuse(*_asked: bytes) -> tuple[RingVector, None]:
-        raise PeerError("a member is asked for its vector as everybody is")
+        raise PeerError("a request to a committee member must not ask for its vector")
 
     return LatticeClient(
         own=lattice.Participant(session, config.client, attempt.enrolment, attempt.memory()),

@@ -37,7 +37,7 @@ class ArraySpec:
         if self.type not in _TYPES:
             raise ConfigError(
                 f"array {self.name!r} must be of {', '.join(_TYPES)}, got {self.type}: counters and other buffers are "
-                f"no parameters; keep them on the clients and out of the arrays"
+                f"not parameters: leave them out of the arrays, they stay on the clients"
             )
         if len(self.name) > _MOST_NAME:
             raise ConfigError(f"an array's name must have at most {_MOST_NAME} characters, got {len(self.name)}")
@@ -67,7 +67,9 @@ class LocalArray:
             any(not 0 <= length < _MOST_PARAMS for length in self.shape)
             or len(self.data) != math.prod(self.shape) * np.dtype(self.type).itemsize
         ):
-            raise ConfigError(f"array {self.name!r} must have the bytes of its shape, got {len(self.data)}")
+            raise ConfigError(
+                f"array {self.name!r} must have as many bytes as its shape needs, got {len(self.data)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +91,14 @@ class Layout:
                 f"is trained, and load it with strict=False"
             )
         if len(set(names)) != len(names):
-            raise ConfigError("the arrays of a model must have names of their own")
+            raise ConfigError("the arrays of a model must have distinct names")
 
     @staticmethod
     def of(arrays: NamedArrays, trained: Collection[str] | None = None) -> "Layout":
         """Return the layout of a model's arrays, of which those of other names than `trained` stay local."""
         names = arrays.keys() if trained is None else set(trained)
         if missing := sorted(set(names) - arrays.keys()):
-            raise ConfigError(f"the arrays must have all that is trained, and lack {missing[0]!r}")
+            raise ConfigError(f"the arrays must include all trained parameters, {missing[0]!r} is missing")
         shapes = {name: (name, tuple(array.shape), array.dtype.name) for name, array in arrays.items()}
         trained_arrays = tuple(ArraySpec(*shape) for name, shape in shapes.items() if name in names)
         local = tuple(

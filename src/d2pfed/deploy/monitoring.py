@@ -19,20 +19,20 @@ from d2pfed.runs import RoundRecord
 FILE = "metrics.prom"  # in the run's directory
 
 _HELP = {
-    "d2pfed_updated_seconds": ("gauge", "When this file was last written, since 1970: the health of the run."),
+    "d2pfed_updated_seconds": ("gauge", "Unix time when this file was last written: shows whether the run is alive."),
     "d2pfed_rounds_planned": ("gauge", "Rounds of the plan."),
-    "d2pfed_rounds_total": ("counter", "Rounds that are done."),
+    "d2pfed_rounds_total": ("counter", "Finished rounds."),
     "d2pfed_attempts_charged_total": ("counter", "Attempts that may have been opened."),
-    "d2pfed_cohort_clients": ("gauge", "Clients that a round asks."),
+    "d2pfed_cohort_clients": ("gauge", "Clients asked in a round."),
     "d2pfed_survivors": ("gauge", "Clients whose vectors are in the last sum."),
-    "d2pfed_failures_estimated": ("gauge", "Noised number of clients, or records, in the last sum that failed."),
-    "d2pfed_failures_standard_error": ("gauge", "What the noise adds to that number, as a standard error."),
+    "d2pfed_failures_estimated": ("gauge", "Noisy number of clients, or records, that failed in the last sum."),
+    "d2pfed_failures_standard_error": ("gauge", "Standard error of that number by its noise."),
     "d2pfed_round_seconds": ("gauge", "Seconds of the last round."),
     "d2pfed_exchange_seconds": ("gauge", "Seconds of each exchange of the last round."),
     "d2pfed_exchange_answers": ("gauge", "Answers in each exchange of the last round."),
     "d2pfed_epsilon_planned": ("gauge", "Epsilon against the server of the whole run."),
-    "d2pfed_epsilon_charged": ("gauge", "Epsilon against the server of the attempts that are charged."),
-    "d2pfed_refusals_total": ("counter", "Answers that did not count since the server was started, by rule."),
+    "d2pfed_epsilon_charged": ("gauge", "Epsilon against the server of the attempts charged so far."),
+    "d2pfed_refusals_total": ("counter", "Answers refused since the server started, by rule."),
 }  # fmt: skip
 
 _log = logging.getLogger("d2pfed.deploy")
@@ -87,7 +87,7 @@ class Monitor:
             *(self._charged_epsilon(record.charged), seconds, metrics),
         )
         if record.lost:
-            _log.warning("round %d is lost, and the model is as before it: %s", record.round, record.lost)
+            _log.warning("round %d is lost, and the model is unchanged: %s", record.round, record.lost)
         for each in record.exchanges:
             _log.info("  %-18s %d of %d in %.1f s", each.name, each.answered, each.asked, each.seconds)
         self.write()

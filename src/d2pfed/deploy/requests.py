@@ -61,7 +61,7 @@ def _require_versions(reader: Reader, whose: str) -> None:
     found, own = (reader.text()[:40], reader.integer(2), reader.integer(2)), own_versions()
     if found[1:] != own[1:]:
         theirs, ours = (f"d2pfed {release!a} (wire {wire}, plan {plan})" for release, wire, plan in (found, own))
-        raise PeerError(f"{whose} has {theirs}, and this side has {ours}: they do not fit")
+        raise PeerError(f"{whose} has {theirs}, and this side has {ours}: they are incompatible")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class ExchangeRequest:
         if where in (_ATTACHED, _BESIDE + _ATTACHED):
             found = head[-size:] if 0 < size <= len(head) else b""
             if sha256(found).digest() != stated:
-                raise PeerError("a blob must have the digest that it is sent under")
+                raise PeerError("a blob must have the digest that names it")
             head = head[:-size]
             if blobs is not None:
                 blobs.keep(stated, found)

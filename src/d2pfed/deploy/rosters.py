@@ -153,7 +153,7 @@ def _require_acceptable(
     try:
         require_serial(roster, history.serial, bytes.fromhex(history.roster))
     except PeerError as error:
-        _log.error("this roster is not gone by: %s", error)
+        _log.error("this roster is refused: %s", error)
         raise
     issued = [body["issued"] for body in history.bodies(Entry.ROSTER) if isinstance(body["issued"], int)]
     latest = max(
@@ -238,7 +238,7 @@ class Draws:
         self._used = file.with_name(f"{file.name}.{self.tree.root.hex()[:16]}.used")  # the next tree begins again
         self._earlier = file.with_name(f"{file.name}.used")  # its name in earlier releases
         if (roster.depth, roster.root) != (self.tree.depth, self.tree.root):
-            raise ConfigError(f"the roster {roster.serial} was signed for other draws than those in {file}")
+            raise ConfigError(f"roster {roster.serial} was signed for draws other than those in {file}")
 
     def reserve(self, run: str, count: int) -> int:
         """Return the first of a run's own draws, the same again when the run is resumed."""
@@ -250,7 +250,7 @@ class Draws:
                 if first + count > 1 << self.tree.depth:
                     raise ConfigError(
                         f"a run needs {count} draws, and {(1 << self.tree.depth) - first} are left under this roster: "
-                        f"a new one is needed"
+                        f"a new roster is needed"
                     )
                 used[run] = first, count
                 replace_file(self._used, json.dumps(used).encode())
@@ -346,7 +346,7 @@ def shown_positions(before: Roster | None, files: Iterable[Path]) -> dict[Client
     latest: dict[ClientId, Position] = {}
     for file in files:
         if before is None:
-            raise ConfigError("positions are those of clients of the roster before: --previous is needed")
+            raise ConfigError("--positions needs --previous, the roster that enrolled their clients")
         for client, position in Positions(file, before.keys).latest().items():
             try:
                 verify_position(position, before.key(client), before.authority, client)
@@ -384,7 +384,7 @@ def next_roster(
         if client not in floors or position.count > floors[client][0]:
             floors[client] = position.count, position.head
     if draws is not None and before is not None and before.root == draws.root:
-        raise ConfigError("a new roster needs new draws: the server has given those of the roster before")
+        raise ConfigError("a new roster needs new draws, got those of the previous roster")
     if draws is not None and draws.depth > most_depth:
         raise ConfigError(f"a tree of draws has a depth of at most {most_depth} unless --deep, got {draws.depth}")
     return issue_roster(

@@ -130,7 +130,7 @@ class SiloEpoch:
         """Check an invitation; without `keys` it is a new one, and refused here where keys have no place to live."""
         enrolment, history = enrolment_of(config, Protocol.STANDING)
         if not isinstance(enrolment, Enrolment):
-            raise PeerError("standing keys are for enrolled clients, and this one is not")
+            raise PeerError("standing keys are for enrolled clients, and this client is not enrolled")
         invited = standing.decode_invitation(invitation)
         terms, plan = agreed_plan(config, enrolment, invited.run, invited.client, Protocol.STANDING)
         epoch, least = accept_standing_invitation(plan, invitation, enrolment.roster), config.policy.least_cohort

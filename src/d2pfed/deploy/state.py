@@ -82,7 +82,7 @@ class AcceptedRuns:
             elif (before.plan, before.layout) != (terms.plan, terms.layout):  # it would be another run
                 raise PeerError(f"run {run} was announced with another plan or layout before")
             elif before.app != terms.app:
-                raise PeerError(f"run {run} was announced to another app than {terms.app or 'this one'}")
+                raise PeerError(f"run {run} was announced to an app other than {terms.app or 'this one'}")
             elif before.roster == terms.roster and before.first_draw != terms.first_draw:
                 raise PeerError(
                     f"a run's first draw under one roster is {before.first_draw}, got {terms.first_draw}"
@@ -103,7 +103,7 @@ class AcceptedRuns:
             return None
         checksum, _, text = data.decode(errors="replace").partition("\n")
         if checksum != digest("d2pfed run terms", text).hex():
-            _log.warning("%s is damaged and left out: its run must be announced again", self.file(run))
+            _log.warning("%s is damaged and ignored: its run must be announced again", self.file(run))
             return None
         found = json.loads(text)
         roster, allowed = bytes.fromhex(found["roster"]), bytes.fromhex(found["allowed"])
@@ -139,9 +139,9 @@ class SavedPhase:
         reader = Reader(memoryview(data)[_CHECKSUM_BYTES:])
         begun, expires = reader.integer(8) / 1000, reader.integer(8) / 1000
         if reader.text() != boot():
-            raise PeerError("a saved phase is from before the machine was started")
+            raise PeerError("a saved phase is from before the machine restarted")
         if not begun <= time.time() <= expires:  # by a clock that may have been set back
-            raise PeerError(f"this attempt has expired {time.time() - expires:.0f} s ago")
+            raise PeerError(f"this attempt expired {time.time() - expires:.0f} s ago")
         return SavedPhase(reader.text(), reader.take(reader.integer(4)), begun, expires, reader.rest())
 
 
@@ -188,7 +188,9 @@ class SavedPhases:
         with locked(self._states / "lock"):
             data = read_file(file)
             if data is None:
-                raise PeerError("this client has no saved phase for that session, or has answered this request")
+                raise PeerError(
+                    "this client has no saved phase for that session, or has already answered this request"
+                )
             file.unlink()
             sync_directory(self._states)
         return SavedPhase.decode(data)
@@ -216,7 +218,7 @@ class Blobs:
                 replace_file(folder / digest.hex(), data)
                 keep_newest(folder, MAX_BLOBS)
         except (FileError, OSError) as error:
-            _log.warning("a model is not kept, and must be sent again when it is needed: %s", error)
+            _log.warning("a model was not stored, and must be sent again when it is needed: %s", error)
 
 
 MOST_RUNS = 64  # whose arrays are kept: those of a run that is over are of no use
@@ -250,7 +252,7 @@ class LocalArrays:
         try:
             kept = load(read_file(self._file) or save({}))
         except (SafetensorError, D2PFedError, OSError, ValueError) as error:
-            _log.warning("the local arrays of a run are as before its first round: %s", error)
+            _log.warning("the local arrays of a run are reset to their values before its first round: %s", error)
             return arrays
         return arrays | _fitting(layout, kept)
 

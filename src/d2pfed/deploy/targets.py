@@ -103,7 +103,7 @@ def trained_sizes(model: object, personal: Sequence[str] = ()) -> dict[str, int]
             raise ConfigError(f"personal must name trained parameters, {pattern!r} names none")
     found = {name: size for name, size in found.items() if not any(fnmatchcase(name, each) for each in personal)}
     if not found:
-        raise ConfigError("a model must have something to train: no parameter wants a gradient")
+        raise ConfigError("a model must have something to train: no parameter requires a gradient")
     return found
 
 

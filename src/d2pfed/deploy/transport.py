@@ -163,7 +163,7 @@ class Transport:
         for answer in self.engine.pull(waiting.keys()) if waiting else ():
             self.pace.hurry()
             if answer.request not in waiting:
-                self.refuse(exchange, answer.node, "not asked", "it was not asked, or comes late")
+                self.refuse(exchange, answer.node, "not asked", "it was not asked, or is late")
                 continue
             node, data = waiting[answer.request], None
             if answer.node != node and answer.kind is not None:
@@ -235,10 +235,11 @@ class NodeRegistry:
                 break
             if len(self._failed) >= len(cohort) and self._failed == self._asked:  # waiting would change nothing
                 break
-            if not self.transport.pause(until):
-                break
+            is_over = not self.transport.pause(until)
             self._tell(wanted)
             self._look(deadlines.joining)
+            if is_over:
+                break
             if not has_quorum and len(self.nodes.keys() & wanted) >= quorum:
                 has_quorum, until = True, deadlines.after_quorum(begun, until)
         self._tell(wanted)
@@ -305,7 +306,7 @@ class NodeRegistry:
             statement = self.announcement.statement(node, answer.client, answer.progress)
             require_signature(self.roster.key(answer.client), answer.signature, statement)
         elif answer.client not in self.population:
-            raise PeerError(f"client {answer.client} is not of this population")
+            raise PeerError(f"client {answer.client} is not in this population")
         self.nodes[answer.client] = node  # a client that comes back through another node is found there
         self.spoken[answer.client] = node
         self.progress[answer.client] = answer.progress
@@ -353,8 +354,10 @@ class ClientExchange:
         enough = self.quorum if kind in _TRAINING else None if self.needs_all else self.members or self.quorum
         waiting = {request: self.nodes[client] for request, client in clients.items()}
         begun = time.monotonic()  # of the last request, which had to wait for the others
-        until = begun + stats.seconds
-        while waiting and self.transport.pause(until):
+        until, is_over = begun + stats.seconds, False
+        while waiting and not is_over:
+            # After the deadline a last look: the engine may have been held up while these answers came.
+            is_over = not self.transport.pause(until)
             for request, answer in self.transport.pull(RequestKind.EXCHANGE, stats.name, waiting):
                 node, client = waiting.pop(request), clients[request]
                 if answer is None:
@@ -414,8 +417,9 @@ class ClientExchange:
                     clients[request] = client
         waiting = {request: self.nodes[client] for request, client in clients.items()}
         begun, there = time.monotonic(), dict[ClientId, bool]()
-        until = begun + seconds
-        while waiting and self.transport.pause(until):
+        until, is_over = begun + seconds, False
+        while waiting and not is_over:
+            is_over = not self.transport.pause(until)
             for request, answer in self.transport.pull(RequestKind.PRESENCE, name, waiting):
                 del waiting[request]
                 if answer is not None:

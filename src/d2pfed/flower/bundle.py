@@ -33,7 +33,7 @@ def loaded(content: bytes, place: Path) -> Iterator[tuple[str, ClientApp]]:
         names = unpack(content, Path(fresh))
         if there := sorted(names & set(sys.modules)):  # the app would get that module in place of its own
             raise PeerError(
-                f"an app's modules must have names of their own, and this process has loaded {there[0]!r}"
+                f"an app's modules must have new names, but this process has already loaded {there[0]!r}"
             )
         own = OwnModules(fresh, names)
         sys.meta_path.insert(0, own)

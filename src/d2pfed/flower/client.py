@@ -137,9 +137,7 @@ def _answer(message: Message, context: Context, train: TrainArrays) -> Message:
 def require_type(message: Message, *types: str) -> None:
     """Refuse a request for another function of the app: the server must not choose what trains."""
     if message.metadata.message_type not in types:
-        raise PeerError(
-            f"this client answers requests of d2pfed only, and they have the type {' or '.join(types)}"
-        )
+        raise PeerError(f"this client answers only requests of d2pfed, which have the type {' or '.join(types)}")
 
 
 def config_of(context: Context) -> ClientConfig:

@@ -25,6 +25,7 @@ EVALUATION_TYPE = "evaluate"  # all requests of an evaluation: to the mods of it
 _FIELD = "data"
 _BLOB = "blob"  # the record of a long end, in chunks of Flower's; a SuperLink stores one for all requests
 _LONG = 1 << 16  # bytes
+_HELD_UP = 200.0  # seconds that Flower waits, at most, for the rest of an answer whose node died while it sent it
 # What Flower raises for an answer whose records or chunks do not fit together: after it has taken the answer.
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, DecodeError)
 
@@ -50,7 +51,8 @@ class GridEngine:
     ) -> str | None:
         """Send a request of an exchange, `data` and then `blob`; return its id, or nothing if it could not be sent."""
         content = to_record(kind, data, blob)
-        sent = list(self.grid.push_messages([self.make(content, node, name, seconds)]))
+        # A SuperLink drops an answer to a message that has expired, also if it came in time and Flower was held up.
+        sent = list(self.grid.push_messages([self.make(content, node, name, seconds + _HELD_UP)]))
         return sent[0] if sent and sent[0] else None
 
     def pull(self, requests: Collection[str]) -> Iterator[Answer]:

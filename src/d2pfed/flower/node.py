@@ -50,7 +50,7 @@ def require_flower(found: str) -> None:
     """Refuse any other minor version of Flower than the one whose interface is spoken."""
     if found.split(".")[:2] != FLOWER.split("."):
         raise ConfigError(
-            f"the warm node is for Flower {FLOWER}, got {found}: use flower-supernode with its own executor"
+            f"d2pfed-node needs Flower {FLOWER}, got {found}: use flower-supernode with its own executor"
         )
 
 
@@ -191,20 +191,22 @@ def main() -> None:
         type=Path,
         action="append",
         default=[],
-        help="directory of an app that this client runs, as it is here",
+        help="directory of an app on this machine",
     )
     parser.add_argument(
         "--fab-sha256",
         action="append",
         default=[],
-        help="SHA-256 of an app bundle that this client runs as it is sent",
+        help="SHA-256 of an app bundle to accept from the SuperLink",
     )
     parser.add_argument("--runtime", help="address of the runtime API of a SuperNode with --isolation process")
-    parser.add_argument("--secret", type=Path, help="file that the SuperNode has as --superexec-auth-secret-file")
+    parser.add_argument("--secret", type=Path, help="the SuperNode's --superexec-auth-secret-file")
     parser.add_argument(
-        "--root-certificates", type=Path, help="of the runtime API; without: plain HTTP, on loopback only"
+        "--root-certificates", type=Path, help="CA of the runtime API; default: plain HTTP, on loopback only"
     )
-    parser.add_argument("--preload", default="torch", help="modules to load once, with commas; default: torch")
+    parser.add_argument(
+        "--preload", default="torch", help="modules to load once, separated by commas; default: torch"
+    )
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     try:
         require_flower(version("flwr"))

@@ -23,7 +23,7 @@ from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.utils import get_load_client_app_fn
 from flwr.common.config import get_metadata_from_config, get_project_config
-from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.constant import ErrorCode, Status, SubStatus
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore import log
@@ -49,7 +49,6 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from flwr.supernode.start_client_internal import _init_connection, _pull_and_store_message, _push_messages
 
 from d2pfed.deploy.config import APP_SETTING
-from d2pfed.deploy.requests import MAX_ATTEMPT_SECONDS
 from d2pfed.deploy.transport import SHORTEST, Pace
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.bundle import loaded
@@ -57,6 +56,7 @@ from d2pfed.ledger.files import FileError
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _IDLE_SECONDS = 3.0  # at most, between two looks for a message: as Flower's own SuperNode
+_UNFINISHED = (Status.PENDING, Status.STARTING, Status.RUNNING)
 _PULL_SECONDS = 600  # for a message to come from the SuperNode, which has it already
 _SHUTDOWN_SECONDS = 5.0
 
@@ -228,19 +228,20 @@ def send_answers(
     for the answer to the next message, and from then on be one answer behind.
     """
     found = list(state.get_messages_legacy(is_reply=True))
-    until = time.monotonic() + MAX_ATTEMPT_SECONDS  # by then no server wants it any more
-    while (
-        message is not None
-        and all(reply.metadata.reply_to_message_id != message for reply in found)
-        and time.monotonic() < until
-    ):
+    while message is not None and all(reply.metadata.reply_to_message_id != message for reply in found):
+        is_worked_on = bool(state.get_tasks(statuses=_UNFINISHED))
+        found += state.get_messages_legacy(is_reply=True)  # looked for last: an answer comes before its task's end
+        if not is_worked_on:
+            break
         time.sleep(SHORTEST)
-        found += state.get_messages_legacy(is_reply=True)
     late = [reply.metadata.reply_to_message_id for reply in found if reply.metadata.reply_to_message_id != message]
     if late:
         log(logging.WARNING, "Answers to earlier messages leave only now: %s", ", ".join(late))
     if message is not None and len(late) == len(found):
-        log(logging.ERROR, "Message %s has no answer after %g seconds", message, MAX_ATTEMPT_SECONDS)
+        # Flower answers for a process that was lost only if it had pulled its message. The next one would pull this.
+        log(logging.ERROR, "Message %s has no answer: its process was lost before it began", message)
+        state.delete_messages(message_ids=[message])
+        store.delete(message)
 
     def content(name: str) -> bytes | None:
         while (data := store.get(name)) == b"":  # Flower would look for it every half second

@@ -1,6 +1,7 @@
 """Digests of modules, functions and data by what they hold and do, so that others can be told from them."""
 
 import math
+import re
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from enum import Enum
 from functools import partial
 from hashlib import blake2b
 from pathlib import PurePath
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -105,11 +106,13 @@ class _Reader:
             return self.joined("code", value.co_code, *value.co_names, *value.co_freevars, *constants)
         if isinstance(value, FunctionType):
             return self._function(value)
-        if isinstance(value, (BuiltinFunctionType, ModuleType)):
+        if isinstance(value, ModuleType):
             return self.joined("name", str(value.__name__))
+        if isinstance(value, BuiltinFunctionType):  # a method of an object, or a function of a module
+            return self.joined("name", str(value.__name__), self.read(value.__self__))
         if isinstance(value, type):
             known = ("class", value.__module__, value.__qualname__)
-            if _is_library(value):
+            if _is_library(value.__module__):
                 return self.joined(*known)
             own = [each for name, each in vars(value).items() if name not in _NO_BEHAVIOR]
             return self.joined(*known, *map(self.read, (*value.__bases__, *own)))
@@ -121,7 +124,7 @@ class _Reader:
         for cell in value.__closure__ or ():
             with suppress(ValueError):  # nothing is in it yet
                 used.append(cell.cell_contents)
-        if _is_library(value):
+        if _is_library(value.__module__):
             return self.joined("function", value.__module__, value.__qualname__, *map(self.read, used))
         nested, names = [value.__code__], list[str]()
         while nested:  # functions within it read the same globals
@@ -129,6 +132,11 @@ class _Reader:
             names += code.co_names
             nested += [each for each in code.co_consts if isinstance(each, CodeType)]
         used += [value.__globals__[name] for name in names if name in value.__globals__]
+        modules = [each for each in used if isinstance(each, ModuleType)]
+        for module in modules:  # those of a user's own: what is taken from them by name
+            found = [] if _is_library(module.__name__) else [vars(module).get(name) for name in names]
+            modules += [each for each in found if isinstance(each, ModuleType) and each not in modules]
+            used += found
         return self.joined("function", *map(self.read, (value.__code__, *used)))
 
     def _array(self, value: "torch.Tensor | np.ndarray[Any, Any]") -> bytes:
@@ -144,7 +152,7 @@ class _Reader:
             some = value[:: -(-len(value) // rows)].reshape(-1)
             value = some[:: -(-len(some) // MOST_VALUES)]
         if isinstance(value, torch.Tensor):  # bytes, as numpy does not know all of torch's types
-            value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            value = value.detach().to_dense().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         return self.joined(*known, value.tobytes())
 
 
@@ -155,16 +163,24 @@ def _state(value: Any) -> tuple[object, ...]:  # noqa: ANN401 - as above
     if isinstance(value, MethodType):
         return value.__func__, value.__self__
     if isinstance(value, DataLoader):
-        return value.dataset, value.batch_size, value.drop_last, value.collate_fn
+        return value.dataset, value.sampler, value.batch_sampler, value.collate_fn
+    if isinstance(value, property):
+        return value.fget, value.fset
+    if isinstance(value, re.Pattern):
+        return value.pattern, value.flags
+    if hasattr(value, "_orig_mod"):  # of torch.compile
+        return (value._orig_mod,)  # noqa: SLF001 - no public name
     if hasattr(value, "__wrapped__"):  # of a cache or a decorator
         return (value.__wrapped__,)
     if hasattr(value, "to_numpy"):  # of pandas
         return (value.to_numpy(),)
     is_standard = type(value).__module__.partition(".")[0] in sys.stdlib_module_names
-    if is_standard and not isinstance(value, SimpleNamespace):
-        return ()  # loggers, locks and files change from call to call
+    if is_standard:  # locks and files cannot be reduced; generators change from call to call
+        return () if type(value).__module__ == "random" else value.__reduce_ex__(2)[1:3]
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
     held = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
+    if isinstance(value, torch.nn.Module):  # the numbers of hooks grow from module to module
+        held = {name: list(each.values()) if "_hooks" in name else each for name, each in held.items()}
     return ({name: each for name, each in held.items() if name not in _NO_BEHAVIOR},)
 
 
@@ -173,9 +189,9 @@ def _spread(items: Sequence[object]) -> Sequence[object]:
     return items[:: max(1, -(-len(items) // MOST_ITEMS))]
 
 
-def _is_library(value: Any) -> bool:  # noqa: ANN401 - a function or a class
-    """Whether something is part of Python or of an installed package, whose code is not a user's."""
-    top = str(value.__module__).partition(".")[0]
+def _is_library(module: object) -> bool:
+    """Whether a module of this name is part of Python or of an installed package, whose code is not a user's."""
+    top = str(module).partition(".")[0]
     file = getattr(sys.modules.get(top), "__file__", None) or ""
     installed = "site-packages" in file or "dist-packages" in file
     return top in sys.stdlib_module_names or top == "d2pfed" or installed

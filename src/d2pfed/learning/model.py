@@ -52,7 +52,7 @@ class Model:
     scoring: Module = field(init=False, repr=False)  # and in evaluation mode, of the same tensors
 
     def __post_init__(self) -> None:
-        own = copy.deepcopy(self.module).to(self.device)
+        own = _copy_to(self.device, self.module)
         # Of a parameter with several names the first is chosen.
         aliases, values, patterns = dict[int, list[str]](), dict(own.named_parameters()), self.trainable
         for name, value in own.named_parameters(remove_duplicate=False):
@@ -120,7 +120,10 @@ class Model:
     def load(self, params: Params) -> Module:
         """Return a copy of the module with these parameters, ready for use."""
         loaded = copy.deepcopy(self.scoring)
-        loaded.load_state_dict(self.unflatten(params), strict=False)
+        tensors = dict(loaded.named_parameters())
+        with torch.no_grad():  # not by load_state_dict, which a module may have changed
+            for name, value in self.unflatten(params).items():
+                tensors[name].copy_(value)
         return loaded
 
     def fixed(self) -> Tensors:
@@ -221,6 +224,19 @@ class Model:
         return nn.Sequential(*list(self.scoring.children())[:cut]), Model(behind, rest, self.losses)
 
 
+def _copy_to(device: torch.device, module: Module) -> Module:
+    """Return a copy of a module on a device; refuse one of which a part would be missing."""
+    if any(nn.parameter.is_lazy(each) for each in (*module.parameters(), *module.buffers())):
+        raise ConfigError("lazy layers must know their shapes: call the module once with a batch")
+    if any(each._backward_hooks for each in module.parameters()):  # noqa: SLF001 - no public name
+        raise ConfigError("hooks of parameters would be lost when the module is copied: give layers the hooks")
+    try:
+        return copy.deepcopy(module).to(device)
+    except (RuntimeError, TypeError, ValueError) as error:  # weights that are computed, locks, no values
+        line = str(error).strip().partition("\n")[0][:200]
+        raise ConfigError(f"the module cannot be copied to {device}: {line}") from error
+
+
 class _Called(nn.ModuleList):
     """A module that is called by a user's function."""
 
@@ -275,7 +291,7 @@ def user_model(
 def fixed_content(model: Model) -> Iterator[tuple[str, bytes]]:
     """Yield names and bytes of all that is not trained, in the order of the names."""
     for name, value in sorted(model.fixed().items()):
-        whole = value.detach().cpu().contiguous().reshape(-1)
+        whole = value.detach().to_dense().cpu().contiguous().reshape(-1)
         yield name, whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b""
 
 

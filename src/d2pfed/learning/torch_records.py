@@ -28,7 +28,7 @@ class TorchRecords:
         load: From the silo's name, or the context of Flower's app, to its data set; keep what it has loaded.
         loss: Of a batch of one record.
 
-    Example:
+    Examples:
         >>> data = [(torch.ones(3), torch.tensor(1)), (torch.zeros(3), torch.tensor(0))]
         >>> units = TorchRecords(torch.nn.Linear(3, 2), lambda site: data)
         >>> arrays = {"weight": np.zeros((2, 3), np.float32), "bias": np.zeros(2, np.float32)}

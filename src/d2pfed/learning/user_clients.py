@@ -51,9 +51,7 @@ def parts_of(data: object, collate: Collate | None, device: torch.device) -> Par
     """Return examples that a function of the user's joins, or the batches of a loader that has one; else None."""
     move = lambda leaf: leaf.to(device)  # noqa: E731 - of both
     if isinstance(data, DataLoader) and data.collate_fn is not default_collate:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # a loader that shuffles has the same batches at every call
-            batches = [_paired(batch) for batch in data]
+        batches = [_paired(batch) for batch in data]
         return Parts(batches, lambda some: some[0].each(move), sum(map(len, batches)), 1)
     if collate is None or isinstance(data, (tuple, DataLoader, IterableDataset)) or not _is_listed(data):
         return None
@@ -91,7 +89,7 @@ def _tensors(tree: Tree) -> Tree:
     if not isinstance(tree, np.ndarray):
         raise ConfigError(f"a batch must be made of tensors and arrays, got {type(tree).__name__}")
     try:
-        found = torch.from_numpy(np.ascontiguousarray(tree))
+        found = torch.from_numpy(np.ascontiguousarray(tree, tree.dtype.newbyteorder("=")))
     except TypeError:
         raise ConfigError(f"arrays must hold numbers, got the type {tree.dtype}") from None
     return found.to(torch.get_default_dtype()) if found.dtype == torch.float64 else found
@@ -149,6 +147,11 @@ class UserClients:
         """Return what one client holds, on the device; examples that a function of the user's joins stay apart."""
         check_client(client, self.population)
         owner = f"client {client}"
+        with torch.random.fork_rng(devices=[]):  # what shuffles or is drawn is the same at every call
+            torch.default_generator.manual_seed(client)
+            return self._held(client, owner)
+
+    def _held(self, client: int, owner: str) -> Examples | Parts:
         try:
             held = self.load(self.names[client])
         except Exception as error:

@@ -78,7 +78,7 @@ class Budget:
         max_participations: the most contributions of one client to a run that may be charged.
         declared: runs that were fixed before any output was seen: they are composed exactly.
 
-    Example:
+    Examples:
         >>> str(Budget(2.0, 1e-5, "server", max_participations=3).observer)
         'server'
     """

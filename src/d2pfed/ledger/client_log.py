@@ -141,7 +141,7 @@ def require_anchored(rows: Sequence[LogRow], start: Head, anchored: Head) -> Non
     """Refuse a log that lacks the head outside: it was deleted, cut, edited or rolled back."""
     if anchored != start and anchored not in {row.head for row in rows}:
         raise LedgerError(
-            f"the log lacks the position {anchored.seq} that its anchor has, it was cut, edited or put back: {ADOPT}"
+            f"the log lacks the position {anchored.seq} that its anchor has: it was cut, edited or rolled back: {ADOPT}"
         )
 
 
@@ -230,7 +230,7 @@ class ClientLog:
                 rows, more = parse(self._start, files.read_file(file) or b"")
                 if not more and [row.entry for row in rows] == [Entry.OPENING]:
                     continue
-            raise LedgerError(f"{file} is there already: this client has begun before; see `d2pfed client adopt`")
+            raise LedgerError(f"{file} already exists: this client has begun before; see `d2pfed client adopt`")
 
     def read(self) -> ClientHistory:
         """Return the log, found whole and at one with its anchor; refuse everything else.
@@ -245,7 +245,7 @@ class ClientLog:
         """Add a row after the history that the caller has seen; None, and nothing is added, if others came first."""
         if len(seen.rows) >= MOST_ROWS:
             raise LedgerError(
-                f"this client's log has {len(seen.rows)} rows and takes no more: begin a new one under a new key"
+                f"this client's log has {len(seen.rows)} rows and is full: begin a new one with a new key"
             )
         row = self._row(seen.head, entry, body)
         with self._locked():
@@ -292,7 +292,7 @@ class ClientLog:
             adopted = [head for head in known if not before.holds(head)]
             if not adopted and is_whole and before.latest_seconds() <= self._clock():
                 raise LedgerError(
-                    "this client's log holds together, nothing was marked and no row is of the future: there is "
+                    "this client's log is consistent, nothing was marked and no row is in the future: there is "
                     "nothing to adopt"
                 )
             rows = [*found] or [self._row(self._start, Entry.OPENING, {"carried": "unknown"})]
@@ -328,7 +328,7 @@ class ClientLog:
         anchor = self._require_anchor()
         data = files.read_file(self._file)
         if data is None:
-            raise LedgerError(f"{self._file} is missing, and its anchor is not: {ADOPT}")
+            raise LedgerError(f"{self._file} is missing, but its anchor exists: {ADOPT}")
         rows, torn = parse(self._start, data)
         require_anchored(rows, self._start, anchor.head)
         require_announced(rows, torn, anchor)

@@ -30,7 +30,7 @@ def require_directory(path: Path, *, forbidden: int = OTHERS_MAY_WRITE) -> None:
     except OSError as error:
         raise FileError(f"cannot use {path}: {error.strerror}") from error
     if not stat.S_ISDIR(found.st_mode):
-        raise FileError(f"{path} must be a directory, and no link to one")
+        raise FileError(f"{path} must be a directory, not a link to one")
     _require_own(path, found, forbidden)
 
 

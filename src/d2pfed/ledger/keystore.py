@@ -5,7 +5,8 @@ to the position of the client's log at its last write.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -87,19 +88,19 @@ class VolatileFile:
 
     def read(self, holds: Callable[[Head], bool]) -> bytes | None:
         """Return the value; None if there is none, or it did not fit and is now erased."""
-        with files.locked(self._directory / "lock"):
+        with self._locked():
             return self._read(holds)
 
     def write(self, content: bytes, position: Head) -> None:
         """Keep a value instead of the one before."""
-        with files.locked(self._directory / "lock"):
+        with self._locked():
             self._write(content, position)
 
     def update(
         self, holds: Callable[[Head], bool], change: Callable[[bytes], tuple[bytes, _T]], head: Callable[[], Head]
     ) -> _T:
         """Under the lock, replace the value by what `change` makes of it, and return what else it made."""
-        with files.locked(self._directory / "lock"):
+        with self._locked():
             found = self._read(holds)
             if found is None:
                 raise ConfigError("standing keys are gone")
@@ -109,7 +110,7 @@ class VolatileFile:
 
     def sweep(self, holds: Callable[[Head], bool], over: Callable[[bytes], bool]) -> None:
         """Erase all values in the directory that are over, or do not fit, or that newer ones leave no room for."""
-        with files.locked(self._directory / "lock"):
+        with self._locked():
             for file in self._directory.iterdir():
                 if file.name == "lock":
                     continue
@@ -123,6 +124,13 @@ class VolatileFile:
                     file.unlink(missing_ok=True)
             files.keep_newest(self._directory, MOST_FILES)
             files.sync_directory(self._directory)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the directory's lock; what writers that were killed have left holds keys, and is erased first."""
+        with files.locked(self._directory / "lock"):
+            files.remove_drafts(self._directory)
+            yield
 
     def _write(self, content: bytes, position: Head) -> None:
         if not (now := boot()):

@@ -45,7 +45,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
     committed nor void; it stays charged, and the round goes on with `next_attempt`. After an error in writing, nobody
     knows whether the row is on the disk: the ledger closes itself, and only a new opening tells.
 
-    Example:
+    Examples:
         >>> with Ledger.create("clients.sqlite", Budget(2.0, 1e-5, SERVER)) as ledger:
         ...     ledger.spent(), ledger.runs()
         (0.0, ())
@@ -71,6 +71,8 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
     def create(path: Path | str, budget: Budget, meter: Meter = charge_plans) -> "Ledger":
         """Make a ledger with this budget and open it; refuses if there is one."""
         check_arguments(Ledger.create, locals())
+        if not Path(path).name or "\0" in str(path):
+            raise LedgerError(f"a ledger must be a file, got {str(path)!r}")
         path = Path(path).resolve()
         charged = measure(meter, budget, budget.declared)
         if not charged.admitted:
@@ -169,8 +171,8 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         for row in tuple(later):
             if row.key is not None and row.key.run == run and (row.epoch > epoch or row.key.round > rounds):
                 raise LedgerError(
-                    f"run {run}: row {row.seq} is unknown to its directory, which is an older copy, or has one that "
-                    f"went on"
+                    f"run {run}: its directory does not know row {row.seq}: it is an older copy, or another copy has "
+                    f"continued"
                 )
 
     def _step(self, kind: RowKind, key: Key, release: Release | None) -> Row:
@@ -243,7 +245,7 @@ def verify(path: Path | str, meter: Meter = charge_plans) -> Verification:
     Raises:
         LedgerError: if a row is wrong.
 
-    Example:
+    Examples:
         >>> Ledger.create("verified.sqlite", Budget(2.0, 1e-5, SERVER)).close()
         >>> verify("verified.sqlite").committed
         0
@@ -260,11 +262,11 @@ def verify(path: Path | str, meter: Meter = charge_plans) -> Verification:
                 charged = measure(meter, state.budget, state.plans())
                 if abs(row.epsilon - charged.composed_epsilon) > ROUNDING * charged.composed_epsilon:
                     raise LedgerError(
-                        f"row {row.seq}: it records epsilon {row.epsilon}, and the charged runs cost "
+                        f"row {row.seq}: it records epsilon {row.epsilon}, but the charged runs cost "
                         f"{charged.composed_epsilon}"
                     )
                 if not charged.admitted:
-                    raise LedgerError(f"row {row.seq}: the runs begun so far are over the budget")
+                    raise LedgerError(f"row {row.seq}: the runs begun so far exceed the budget")
     kinds = [attempt.kind for attempt in state.attempts.values()]
     return Verification(
         budget=state.budget,

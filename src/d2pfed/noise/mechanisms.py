@@ -234,7 +234,7 @@ class MechanismName(Choice):
         SKELLAM: rounding, then an independent Skellam variable of each client.
         BINOMIAL: cpSGD's: rounding, then a centered binomial of each client.
 
-    Example:
+    Examples:
         >>> [each.value for each in MechanismName]
         ['centered', 'shared', 'ddgauss', 'skellam', 'binomial']
     """

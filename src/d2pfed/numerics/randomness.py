@@ -83,7 +83,7 @@ class Entropy:
         key: the node's secret.
         is_replayed: whether it follows from a known seed, and so protects nobody.
 
-    Example:
+    Examples:
         >>> root = Entropy.replay(b"test")
         >>> root.child("noise") == root.child("noise"), root.child("noise").is_replayed
         (True, True)

@@ -50,7 +50,7 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None, *, count_f
     Raises:
         ConfigError: if no noise and no number of bits meets the target.
 
-    Example:
+    Examples:
         >>> target = PrivacyTarget(dimension=1000, population=10_000, cohort_size=500, rounds=10, epsilon=2.0)
         >>> plan = calibrate(target)
         >>> plan.quorum, plan.max_attempts

@@ -91,7 +91,7 @@ class Plan:
         download_bits: per parameter of the model that clients are sent and train from.
         longest_mean: how long the mean of the clipped vectors is taken to be, over the clip, where the ring is chosen.
 
-    Example:
+    Examples:
         >>> target = PrivacyTarget(dimension=1000, population=10_000, cohort_size=500, rounds=10, epsilon=2.0)
         >>> plan = calibrate(target)
         >>> plan.dimension, str(plan.against)

@@ -152,7 +152,7 @@ class Policy:
         most_rounds: the longest run.
         most_attempts_per_round: how often a round may be tried.
 
-    Example:
+    Examples:
         >>> target = PrivacyTarget(dimension=1000, population=10_000, cohort_size=500, rounds=10, epsilon=2.0)
         >>> plan = calibrate(target)
         >>> Policy(least_colluders=0.0, most_epsilon=0.5).check(plan)  # doctest: +ELLIPSIS

@@ -108,7 +108,7 @@ class PrivacyTarget:
     Enumerations may be given by name: `PrivacyTarget(..., mechanism="skellam", against="server")`. The fields that
     `fit` fills in are None until they are known; `calibrate` refuses a target that lacks one.
 
-    Example:
+    Examples:
         >>> target = PrivacyTarget(population=10_000, against="server", sampling="once")
         >>> target.epsilon, str(target.against), f"{target.effective_delta:.2g}"
         (1.0, 'server', '4e-05')
@@ -183,8 +183,8 @@ class PrivacyTarget:
     rotation: RotationName = setting(RotationName.HADAMARD, "The random rotation before rounding.")
     compression: int | str = setting(
         OFF,
-        "Number of coordinates that a client's vector is folded to, a power of two; auto: as few as cost little "
-        "beside the noise; or off.",
+        "Number of coordinates that a client's vector is folded to, a power of two; auto: the fewest that add "
+        "little to the noise; or off.",
         also=canonical.OMITTED_IF_DEFAULT,
         parse=parse_compression,
     )

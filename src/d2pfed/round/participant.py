@@ -185,7 +185,7 @@ class Participant:
         entropy: the root of its randomness in this attempt.
         participations: how many contributions it has made before.
 
-    Example:
+    Examples:
         >>> target = PrivacyTarget(dimension=1000, population=10_000, cohort_size=500, rounds=10, epsilon=2.0)
         >>> plan = calibrate(target)
         >>> Participant(plan=plan, client=7, entropy=Entropy.system(), participations=0).client

@@ -64,9 +64,13 @@ class RunDirectory:
                 raise ConfigError(f"another process is working on the run in {path}") from None
             except OSError as error:
                 raise ConfigError(f"cannot use the run directory {path}: {error.strerror}") from error
+            except ValueError:
+                raise ConfigError(f"a run directory cannot have a null character, got {str(path)!r}") from None
             run = RunDirectory(path, undo)
             remove_drafts(path)
             if not file.exists():
+                if (path / "identity").exists():
+                    raise DamagedFile(f"{file} is missing: what the run was begun with is unknown")
                 run.replace(file.name, settings.encode())
             with _explained(file):
                 begun = file.read_text("utf-8")

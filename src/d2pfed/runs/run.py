@@ -223,8 +223,8 @@ class Run:
             if count != 1 or budget != run_plan(plan).budget:  # the ledger is not the run's own
                 tuning = (
                     f"{count} run{'s' * (count != 1)} on this ledger, epsilon {round_up(budget.epsilon, 4)} together "
-                    f"at delta {round_up(budget.delta, 3)} against {budget.observer}, whatever was chosen from "
-                    f"earlier ones ({round_up(ledger.spent(), 4)} if nothing was)"
+                    f"at delta {round_up(budget.delta, 3)} against {budget.observer}, even if earlier results "
+                    f"decided later settings ({round_up(ledger.spent(), 4)} if none did)"
                 )
         summary = RunSummary(
             directory=str(self.directory.path),

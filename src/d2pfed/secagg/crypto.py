@@ -123,4 +123,4 @@ def require_signature(public: bytes, signature: bytes, statement: bytes) -> None
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, statement)
     except (InvalidSignature, ValueError):
-        raise PeerError("a signature does not fit its statement") from None
+        raise PeerError("a signature does not match its statement") from None

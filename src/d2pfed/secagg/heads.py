@@ -49,7 +49,7 @@ class Head:
 
     def __post_init__(self) -> None:
         if not 1 <= self.population < MOST_POPULATION:
-            raise ConfigError(f"a head is of 1 to {MOST_POPULATION - 1} clients, got {self.population}")
+            raise ConfigError(f"a head must have 1 to {MOST_POPULATION - 1} clients, got {self.population}")
         if self.depth is not None and not 0 <= self.depth <= MOST_DEPTH:
             raise ConfigError(f"a tree of draws has a depth in [0, {MOST_DEPTH}], got {self.depth}")
         if self.depth is None and self.root != NO_ROOT:

@@ -81,7 +81,7 @@ def decode_claims(
             return answer
         claims = reader.ranked(len(session.cohort), lambda: unpack_position(reader.take(POSITION_BYTES)))
     if not claims:
-        raise PeerError("a client that gives no answer must say whom it has met later")
+        raise PeerError("a client that does not answer must show the later positions that it has seen")
     return claims
 
 
@@ -165,7 +165,7 @@ class Roster:
         lifetime, heads = self.expires - self.issued, [head for _, head in self.floors.values()]
         if self.issued < 0 or not 0 < lifetime <= MOST_LIFETIME_DAYS * DAY_SECONDS:
             raise ConfigError(
-                f"a roster must live for at most {MOST_LIFETIME_DAYS} days after its issue, got {lifetime} seconds"
+                f"a roster must be valid for at most {MOST_LIFETIME_DAYS} days after its issue, got {lifetime} seconds"
             )
         if self.depth is not None and not 0 <= self.depth <= MOST_DEPTH:
             raise ConfigError(f"a tree of draws has a depth in [0, {MOST_DEPTH}], got {self.depth}")
@@ -238,7 +238,7 @@ def require_serial(roster: "Roster | Head", highest: int, seen: bytes) -> None:
 def require_unexpired(roster: "Roster | Head", now: int) -> None:
     """Refuse a roster after its time; `now` is that of `not_before`, in seconds since 1970."""
     if now >= roster.expires:
-        raise PeerError(f"a roster has expired: it was good until {roster.expires}, got {now}")
+        raise PeerError(f"a roster has expired: it was valid until {roster.expires}, got {now}")
 
 
 def not_before(clock: int, latest: int) -> int:

@@ -204,7 +204,7 @@ def private_metrics(
             beside the rest.
         terms: epsilon, delta, privacy, ledger, fidelity and seed, as in `private_sum`.
 
-    Example:
+    Examples:
         >>> clients = [([0.9, 0.2, 0.7], [1, 0, 0])] * 2000  # scores of class 1, and labels
         >>> found = private_metrics(clients, ["accuracy"], epsilon=1.0)
         >>> bool(abs(found.value["accuracy"] - 2 / 3) < 6 * found.standard_error["accuracy"])

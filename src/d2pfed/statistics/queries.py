@@ -46,7 +46,7 @@ def private_sum(
         ConfigError: if an argument cannot be used, before anything is charged.
         BudgetExceeded: if the ledger does not allow the release.
 
-    Example:
+    Examples:
         >>> total = private_sum([[1.0, 0.0], [0.0, 1.0]] * 100, clip=1.0, epsilon=1.0)
         >>> total.value.shape, total.clients
         ((2,), 200)
@@ -86,7 +86,7 @@ def private_mean(
         max_weight: The cap on a client's weight: public, chosen without looking at the weights.
         terms: epsilon, delta, privacy, ledger, fidelity and seed, as in `private_sum`.
 
-    Example:
+    Examples:
         >>> mean = private_mean([20.0 + i % 50 for i in range(2000)], bounds=(0, 100), epsilon=1.0)
         >>> bool(abs(mean.value - 44.5) < 6 * mean.standard_error)
         True
@@ -141,7 +141,7 @@ def private_histogram(
             values: a client that has more is scaled down to this number, which is also the bound on its contribution.
         terms: epsilon, delta, privacy, ledger, fidelity and seed, as in `private_sum`.
 
-    Example:
+    Examples:
         >>> ages = private_histogram([[i % 90] for i in range(2000)], [0, 30, 60, 90], epsilon=1.0)
         >>> len(ages.value)
         3
@@ -176,7 +176,7 @@ def private_table(
         max_values: None counts clients, a number counts rows, as in `private_histogram`.
         terms: epsilon, delta, privacy, ledger, fidelity and seed, as in `private_sum`.
 
-    Example:
+    Examples:
         >>> rows = [[("yes", "red" if i % 3 else "blue")] for i in range(2000)]
         >>> private_table(rows, [["yes", "no"], ["red", "blue"]], epsilon=1.0).value.shape
         (2, 2)
@@ -240,7 +240,7 @@ def private_quantile(
         max_values: None gives each client the same weight, a number each value, as in `private_histogram`.
         terms: epsilon, delta, privacy, ledger, fidelity and seed, as in `private_sum`.
 
-    Example:
+    Examples:
         >>> median = private_quantile([[i % 100] for i in range(2000)], 0.5, bounds=(0, 100), epsilon=1.0)
         >>> bool(40 < median.value < 60)
         True

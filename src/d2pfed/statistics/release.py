@@ -150,7 +150,7 @@ class Statistic(Generic[Value]):
         spent: Epsilon of all runs on the ledger together; None where there is none.
         warnings: What a user should know before the value is shared.
 
-    Example:
+    Examples:
         >>> mean = private_mean([20.0 + i % 50 for i in range(2000)], bounds=(0, 100), epsilon=1.0)
         >>> mean.clients, str(mean.guarantees[1].observer)
         (2000, 'server')

@@ -27,8 +27,8 @@ _BEYOND = 4.0  # times the clip: the pipeline has to clip it
 _OFFSETS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # thresholds, in standard deviations of the statistic from the middle
 
 SHOWS = (
-    "It can show that a whole round, as it is coded, leaks more than is claimed, and it cannot show that it leaks no "
-    "more: a lower bound below the claim is no proof, and rare events, other inputs and side channels are not tried."
+    "This attack can show that the code of a whole round leaks more than claimed, but not that it leaks no more. It "
+    "does not try rare events, other inputs or side channels."
 )
 
 
@@ -67,7 +67,9 @@ class MechanismAudit:
 def audited_plan(target: PrivacyTarget, releases: int = RELEASES) -> Plan:
     """Return the plan that is attacked: the target's mechanism against the server, each client in every release."""
     if target.against != SERVER or target.initial_clip is not None:
-        raise ConfigError(f"a fixed clip is audited against the server, got {target.clip} and {target.against}")
+        raise ConfigError(
+            f"an audit needs a fixed clip and a claim against the server, got {target.clip} and {target.against}"
+        )
     return calibrate(
         replace(
             target,
@@ -105,7 +107,7 @@ def audit_mechanism(
     check_between("confidence", confidence, 0, 1)
     if not 1 / MOST_CLIP <= plan.codec.clip <= MOST_CLIP:
         raise ConfigError(
-            f"the audit is of clips in [{1 / MOST_CLIP:g}, {MOST_CLIP:g}], whose multiples float32 holds, got "
+            f"an audit needs a clip in [{1 / MOST_CLIP:g}, {MOST_CLIP:g}], whose multiples fit float32, got "
             f"{plan.codec.clip:g}"
         )
     root = Entropy.system() if entropy is None else entropy

@@ -21,8 +21,8 @@ LEVELS = (0.001, 0.01, 0.1)  # false positive rates at which the attack is told 
 _ALPHA = 0.05  # of the one-sided bound on a true positive rate
 
 SHOWS = (
-    "It can show that one simple attack, a threshold on the loss of the released model, finds members; it cannot show "
-    "that a better attack would not, and a curve on the diagonal is no guarantee: only the claimed epsilon is one."
+    "This shows whether one simple attack, a threshold on the loss of the released model, finds members. A better "
+    "attack may find more: a curve on the diagonal is no guarantee, the claimed epsilon is."
 )
 
 

@@ -32,8 +32,8 @@ _BEYOND = 4.0  # times the clip, or whatever it adapts to: the pipeline has to c
 _CLIENTS, _RECORDS = 50, 100  # clients, or records of each silo, that are looked at for quiet coordinates
 
 SHOWS = (
-    "It can show that this training leaks more about a {unit} than is claimed, as a gross error would make it; it "
-    "cannot show that it leaks no more, and one run's bound stays well below a claim that is tight."
+    "This attack can show gross errors, by which this training leaks more about a {unit} than claimed, but not that it "
+    "leaks no more: the bound of one run stays well below a tight claim."
 )
 
 
