@@ -71,6 +71,14 @@ def test_a_plan_is_a_table_with_reasons_and_warnings(run):
         assert text in out
 
 
+def test_standing_keys_have_no_shares_that_open_a_secret(run):
+    silos = "plan --population 4 --cohort-size 4 --dimension 8 --rounds 2 --delta 1e-3 --sampling none"
+    _, standing, _ = run(f"{silos} --consistency signed --protocol standing")
+    _, pairwise, _ = run(f"{silos} --protocol pairwise")
+    assert "shares that open a secret" not in standing
+    assert "shares that open a secret" in pairwise
+
+
 @pytest.mark.parametrize(
     ("line", "epsilon"),
     [

@@ -426,7 +426,7 @@ def test_a_member_whose_roster_has_changed_counts_as_missing(server):
 
 def test_another_protocols_request_is_refused_under_a_lattice_plan(server):
     config = config_of(server, 0)
-    with pytest.raises(PeerError, match="agreed on in the lattice protocol"):
+    with pytest.raises(PeerError, match="accepted with the lattice protocol"):
         client_attempt.agreed_plan(config, current_head(config)[0], server.run, 0, Protocol.STANDING)
 
 

@@ -99,7 +99,7 @@ def test_a_statistic_is_the_private_sum(tmp_path):
 
 
 def test_seventy_sites_sum_in_the_lattice_protocol(tmp_path):
-    # NVFlare gives each site's process ten seconds to connect: on two busy cores some of seventy come too late.
+    # NVFlare gives each site's process ten seconds to connect: on a busy machine some of seventy may come too late.
     privacy = PRIVACY | {"clip": 14.0, "protocol": "lattice", "dropouts": 0.3}
     run(ASK, tmp_path, sites=70, threads=70, privacy=privacy)
     place = tmp_path / "sums-d2pfed" / "server" / "sums"

@@ -10,7 +10,7 @@ import pytest
 
 from d2pfed.deploy.client import PrivateClient, Purpose
 from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.evaluation import Asked, means_of, total_of
+from d2pfed.deploy.evaluation import Asked, evaluation_strategy, means_of, total_of
 from d2pfed.deploy.questions import question_of
 from d2pfed.deploy.requests import RequestKind
 from d2pfed.deploy.strategy import Strategy
@@ -178,7 +178,9 @@ def test_a_key_of_the_roster_speaks_for_its_site_alone(tmp_path):
 
 def test_statistics_and_evaluations_are_asked_over_tasks(tmp_path):
     roster, sites = enrol(tmp_path, SITES, None), LocalSites(tmp_path)
-    asking = strategy(calibrate(TARGET), tmp_path, roster, target=TARGET, trained=(STATISTIC,))
+    asking = strategy(
+        calibrate(TARGET), tmp_path, roster, target=replace(TARGET, longest_mean=0.5), trained=(STATISTIC,)
+    )
     found = total_of(Asked(asking, TaskEngine(sites), "NVFlare", 60.0), "sevens", 4, {})
     assert np.abs(found.value - 7 * SITES).max() < 6 * found.standard_error
     trained = replace(asking, directory=tmp_path / "trained", trained=None)
@@ -186,6 +188,8 @@ def test_statistics_and_evaluations_are_asked_over_tasks(tmp_path):
     asked = Asked(trained, engine, "NVFlare", 60.0)
     means = means_of(asked, ZEROS, {"accuracy": (0.0, 1.0)}, epsilon=1e4, max_examples=10.0, name="quarter")
     assert abs(means.value["accuracy"] - 0.25) < 6 * means.standard_error["accuracy"]
+    # Unlike updates, answers may all be the same: then their mean is as long as the clip.
+    assert evaluation_strategy(trained, ZEROS, 3, 1.0, "quarter").plan.longest_mean == 1.0
     again = means_of(asked, ZEROS, {"accuracy": (0.0, 1.0)}, epsilon=1e4, max_examples=10.0, name="quarter")
     assert again.value == means.value
 

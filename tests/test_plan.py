@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
-from d2pfed.accounting import ALONE, CLIENT, RELEASED, SERVER, Observer, Sampling, account, colluding
+from d2pfed.accounting import ALONE, CLIENT, RELEASED, SERVER, Observer, Sampling, account, colluding, round_up
 from d2pfed.errors import ConfigError
 from d2pfed.noise.mechanisms import BinomialNoise, Centered, Share, SkellamNoise
 from d2pfed.noise.sampler import MAX_TABLE_SIGMA
@@ -803,12 +803,28 @@ def test_a_target_without_contributors_is_refused_by_its_own_rule():
 
 
 def test_compression_states_what_it_costs_by_the_noise():
-    """rho = |mean|^2 / (k s^2) at an eighth of the clip's square, s the noise of a full cohort's mean."""
+    """rho = |mean|^2 / (K s^2) at an eighth of the clip's square, s the noise of a full cohort's mean."""
     target = replace(DEFAULT_JOB, compression=2048)
     plan = planned(target)
     spread = math.sqrt(plan.noise(1000).sum_variance) * plan.codec.granularity / 1000
     cost = 100 * (math.sqrt(1 + 1 / (8 * 2048 * spread**2)) - 1)
-    assert f"at most what {cost:.2g} % more noise" in describe(target, plan).why_compression
+    assert f"at most what {round_up(cost, 2)} % more noise" in describe(target, plan).why_compression
+
+
+def test_a_kept_coordinate_leaves_fewer_sums_to_a_folds_error():
+    """The error is (terms - 1) |mean|^2 at most, over d s^2 of noise: 1 / sums bounds it, 1 / length does not."""
+    target = PrivacyTarget(
+        dimension=200, population=1000, cohort_size=20, rounds=3, epsilon=9.0, compression=16, clip="auto"
+    )
+    plan = planned(target)
+    assert plan.codec.rotation == Fold(201, 16, 1)
+    spread = math.sqrt(plan.noise(20).sum_variance) * plan.codec.granularity / 20
+    cost, flattering = (100 * (math.sqrt(1 + 1 / (8 * sums * spread**2)) - 1) for sums in (15, 16))
+    assert round_up(cost, 2) != round_up(flattering, 2)
+    assert f"at most what {round_up(cost, 2)} % more noise" in describe(target, plan).why_compression
+    folds = [Fold(dimension, 16, 3) for dimension in range(17, 400)]
+    assert all((fold.terms - 1) / fold.dimension <= 1 / 13 for fold in folds)
+    assert any((fold.terms - 1) / fold.dimension > 1 / 16 for fold in folds)
 
 
 def test_a_folded_plan_has_the_noise_of_the_whole_one():

@@ -450,6 +450,8 @@ def test_the_terms_say_what_a_person_in_several_silos_means(plan):
     assert "At least 4 honest silos" in text
     several = " ".join(record_terms(calibrate(target(max_silos=3))))
     assert "up to 3 silos" in several
+    assert "if none of these silos is the observer or colludes" in several
+    assert "if none of these silos" not in text
     client = calibrate(PrivacyTarget(dimension=8, population=20, cohort_size=20, rounds=2, delta=1e-3))
     assert record_terms(client) == ()
 

@@ -26,7 +26,7 @@ COMMANDS = {
     "plan": "Show what a privacy target requires: noise, bits, bytes and epsilons.",
     "train": "Train a model privately over simulated clients, or resume a run.",
     "report": "Write the report of a run again.",
-    "audit": "Attack a guarantee: the mechanism, a training run or a released model.",
+    "audit": "Attack what is claimed: the mechanism, a training run, a released model.",
     "account": "Show the epsilon that given noise, sampling and rounds amount to.",
     "ledger": "Show, verify or create the record of releases.",
     "certify": "Write or check a signed statement of what a run guarantees.",
@@ -159,21 +159,21 @@ def run(app: typer.Typer, name: str) -> None:
 @contextmanager
 def _interrupted() -> Iterator[None]:
     """Exit with 130 after Ctrl-C, also where a library that is being loaded loses it or raises another error."""
-    heard = False
+    is_interrupted = False
 
-    def hear(number: int, frame: FrameType | None) -> None:
-        nonlocal heard
-        heard = True
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
         signal.default_int_handler(number, frame)
 
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else a job in the background, which is to ignore it
-        signal.signal(signal.SIGINT, hear)
+        signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if heard:
+        if is_interrupted:
             sys.exit(130)
 
 

@@ -20,7 +20,7 @@ from d2pfed.cli import options
 from d2pfed.cli.show import delta_as_given, epsilons, err, headline, out, print_json
 from d2pfed.errors import ConfigError
 from d2pfed.fields import PRIVACY, check_range, convert
-from d2pfed.plan import PrivacyTarget, calibrate, describe, record_terms
+from d2pfed.plan import PrivacyTarget, Protocol, calibrate, describe, record_terms
 from d2pfed.plan.bounds import MOST_POPULATION, MOST_ROUNDS
 from d2pfed.plan.policy import default_refusal
 
@@ -99,6 +99,7 @@ def plan(wanted: dict[str, Any], *, json: options.AsJson = False) -> None:
                 traffic.append((f"{who} receives", f"{each.received:,} bytes per attempt, the model included"))
         if summary.traffic.roster:
             traffic.append(("roster", f"{summary.traffic.roster:,} bytes, once"))
+    opens_secrets = summary.protocol in (Protocol.PAIRWISE, Protocol.LATTICE)
     table = Table(title="The plan", title_justify="left", show_header=False)
     for name, value in (
         ("noise on the sum (sigma)", f"{summary.sigma:.5g}"),
@@ -112,7 +113,7 @@ def plan(wanted: dict[str, Any], *, json: options.AsJson = False) -> None:
         ("agreeing updates over noise", f"{summary.signal_to_noise:.2g} after all rounds"),
         ("attempts that may be charged", f"{summary.max_attempts}"),
         ("colluders in a cohort", f"at most {summary.colluders}"),
-        ("shares that open a secret", f"{summary.threshold}"),
+        *([("shares that open a secret", f"{summary.threshold}")] if opens_secrets else []),
         *([("bits of security", f"{summary.security_bits}")] if summary.security_bits else []),
     ):
         table.add_row(name, value)

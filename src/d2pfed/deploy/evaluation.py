@@ -63,7 +63,8 @@ def total_of(asked: Asked, name: str, size: int, arrays: NamedArrays) -> Private
 
     Args:
         asked: Its strategy has a plan of one round, for as many parameters as `size` and `arrays` have together, and a
-            clip that bounds a client's vector. Its `ledger` may be that of training.
+            clip that bounds a client's vector, and a `longest_mean` of 1 if all may answer the same. Its `ledger` may
+            be that of training.
         name: Tells clients which statistic is meant.
         size: How many numbers a client answers with.
         arrays: A model that clients need, for instance to evaluate it.
@@ -182,7 +183,8 @@ def evaluation_strategy(
     is_small = sum(array.nbytes for array in arrays.values()) <= MOST_LOCAL_BYTES
     sent = {} if is_small else {key: array.size for key, array in arrays.items() if array.dtype == np.float32}
     dimension = size + sum(sent.values())
-    target = replace(strategy.target, dimension=dimension, rounds=1, epsilon=epsilon, clip=1.0)
+    # Unlike updates, all answers may be the same: a mean as long as the clip must not wrap.
+    target = replace(strategy.target, dimension=dimension, rounds=1, epsilon=epsilon, clip=1.0, longest_mean=1.0)
     if target.unit is Unit.RECORD:
         target = replace(target, batch_rate=1.0)  # every record is asked
     directory = strategy.directory / EVALUATIONS / name

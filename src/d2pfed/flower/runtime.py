@@ -230,7 +230,7 @@ def send_answers(
     found = list(state.get_messages_legacy(is_reply=True))
     while message is not None and all(reply.metadata.reply_to_message_id != message for reply in found):
         is_worked_on = bool(state.get_tasks(statuses=_UNFINISHED))
-        found += state.get_messages_legacy(is_reply=True)  # after the look at tasks: an answer comes before its end
+        found += state.get_messages_legacy(is_reply=True)  # looked for last: an answer comes before its task's end
         if not is_worked_on:
             break
         time.sleep(SHORTEST)

@@ -232,13 +232,14 @@ def _why_compression(target: PrivacyTarget, plan: Plan, error: float) -> str:
         f"1,024, parameters / {MOST_TERMS} and 1 / (2 s^2) = {1 / (2 * error**2):,.0f}",
     )
     spread = f"s = {error:.3g} clips, the noise in a coordinate of the mean"
-    if isinstance(plan.codec.rotation, Fold):
-        rho = float(USUAL_MEAN) / (length * error**2)
+    fold = plan.codec.rotation
+    if isinstance(fold, Fold):
+        rho = float(USUAL_MEAN) / ((length - fold.kept) * error**2)
         chosen = f", the least power of two at or above {rule} ({spread})" if target.compression == AUTO else ""
-        cost = 100 * (math.sqrt(1 + rho) - 1)
+        cost = round_up(100 * (math.sqrt(1 + rho) - 1), 2)
         return (
             f"Vectors of {plan.dimension:,} parameters are folded to {length:,} coordinates{chosen}. While the square "
-            f"of the mean is below {USUAL_MEAN} of the clip's, that costs at most what {cost:.2g} % more noise would; "
+            f"of the mean is below {USUAL_MEAN} of the clip's, that costs at most what {cost} % more noise would; "
             "few rounds, little noise and updates that agree make it cost more."
         )
     if target.compression == AUTO:
@@ -333,7 +334,7 @@ def record_terms(plan: Plan) -> tuple[str, ...]:
     if silos > 1:
         person = (
             f"The epsilons hold for a person with one record (or group) in each of up to {silos} silos, for all of "
-            "them together."
+            "them together, if none of these silos is the observer or colludes: a silo sees its own records."
         )
     return (
         (
