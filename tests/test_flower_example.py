@@ -124,7 +124,8 @@ def test_the_services_run_as_processes_where_there_is_no_docker(tmp_path):
         "STATE": str(tmp_path / "state"),
         "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'examples/flower'}",
     }
-    here |= {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    installed = Path(sys.executable).parent  # also where this environment is not activated
+    here |= {"PATH": f"{programs}{os.pathsep}{installed}{os.pathsep}{os.environ['PATH']}"}
     command = [sys.executable, str(ROOT / "examples/flower/containers")]
     done = subprocess.run(
         command, env=os.environ | here, capture_output=True, text=True, check=False, timeout=1800
