@@ -8,7 +8,6 @@ what else the machine does meets all of them; its load is recorded.
 """
 
 import argparse
-import json
 import os
 import re
 import statistics
@@ -26,6 +25,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.deployment import NAMES, Case, Executor, Way, measure
+from benchmarks.record import surroundings, write
 
 _ROOT = Path(__file__).resolve().parent.parent
 _HERE = _ROOT / "benchmarks" / "nvflare_app"
@@ -186,11 +186,11 @@ def main() -> None:
     parser.add_argument("--silo-rounds", type=int, default=51)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
-    rows: list[Measured] = []
+    about, rows = surroundings(), list[Measured]()
     for row in bench(chosen.sites, chosen.rounds, chosen.repeats, chosen.silos, chosen.silo_rounds):
         rows.append(row)
         if chosen.out is not None:
-            chosen.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+            write(chosen.out, about, {"nvflare": [asdict(row) for row in rows]})
     print(table(rows))
 
 

@@ -2,15 +2,14 @@
 
 In an environment that has NVFlare: python -m benchmarks.nvflare_filters DIRECTORY --out FILE, with MNIST's IDX files
 
-Twenty sites train a softmax regression with ten passes over their data. The filters are NVFlare's own, with their
-defaults, on each site's update. The attack: one record of random pixels is in the first site's data, or is not; the
-server projects what it sees in each round onto that record's gradient. The area under the curve says how well the sum
-of these projections tells the two cases apart (0.5: not at all, 1: always).
+Twenty sites train a softmax regression with ten passes over their data. The filters are NVFlare's own, on each site's
+update: with their defaults, and sharing only the largest tenth of it. The attack: one record of random pixels is in the
+first site's data, or is not; the server projects what it sees in each round onto that record's gradient. The area under
+the curve says how well the sum of these projections tells the two cases apart (0.5: not at all, 1: always).
 """
 
 import argparse
 import gzip
-import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 import d2pfed
+from benchmarks.record import surroundings, write
 from d2pfed.accounting import Unit
 
 SITES = 20
@@ -80,23 +80,26 @@ def averaged(applied: Filter, sites: list[Data], watch: Watch, seed: int) -> Flo
     return weights
 
 
-def filtered(name: str) -> tuple[Filter, Callable[[], float]]:
-    """Return one of NVFlare's own filters, with its defaults, and what it has spent by its own account."""
+def filters() -> Mapping[str, tuple[Filter, Callable[[], float]]]:
+    """Return NVFlare's own filters, and what SVT has spent by its own account."""
     from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable  # noqa: PLC0415 - only here is it needed
     from nvflare.apis.fl_context import FLContext  # noqa: PLC0415
     from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy  # noqa: PLC0415
     from nvflare.app_common.filters.svt_privacy import SVTPrivacy  # noqa: PLC0415
 
-    svt = SVTPrivacy()
-    made = {"PercentilePrivacy": PercentilePrivacy(), "SVTPrivacy": svt}[name]
-
-    def apply(update: Floats, steps: int) -> Floats:
+    def apply(made: PercentilePrivacy | SVTPrivacy, update: Floats, steps: int) -> Floats:
         dxo = DXO(DataKind.WEIGHT_DIFF, {"w": update.copy()}, {MetaKey.NUM_STEPS_CURRENT_ROUND: steps})
         result = made.process(dxo.to_shareable(), FLContext())
         found: Floats = from_shareable(result).data["w"].astype(np.float32)
         return found
 
-    return apply, svt.get_privacy_spent
+    svt = SVTPrivacy()
+    return {
+        "FedAvg": (lambda update, _steps: update, float),
+        "PercentilePrivacy()": (partial(apply, PercentilePrivacy()), float),
+        "PercentilePrivacy(90)": (partial(apply, PercentilePrivacy(90)), float),
+        "SVTPrivacy()": (partial(apply, svt), svt.get_privacy_spent),
+    }
 
 
 def private(epsilon: float, sites: list[Data], watch: Watch, _seed: int) -> Floats:
@@ -174,12 +177,7 @@ def bench(directory: Path, runs: int, private_runs: int) -> Iterator[Row]:
     def ignore(_weights: Floats, _seen: Floats) -> None:
         return
 
-    filters: Mapping[str, tuple[Filter, Callable[[], float]]] = {
-        "FedAvg": (lambda update, _steps: update, lambda: 0.0),
-        "PercentilePrivacy": filtered("PercentilePrivacy"),
-        "SVTPrivacy": filtered("SVTPrivacy"),
-    }
-    for what, (applied, spent) in filters.items():
+    for what, (applied, spent) in filters().items():
         update, steps = local_update(
             np.zeros((CLASSES, PIXELS + 1), np.float32), sites[0], torch.Generator().manual_seed(0)
         )
@@ -212,15 +210,15 @@ def main() -> None:
     parser.add_argument("--private-runs", type=int, default=25)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
-    rows: list[Row] = []
+    about, rows = surroundings(), list[Row]()
     for row in bench(chosen.directory, chosen.runs, chosen.private_runs):
         rows.append(row)
         exact = "-" if row.exact is None else f"{row.exact:.1%}"
         print(
-            f"{row.what:18} epsilon {row.epsilon}  accuracy {row.accuracy:.1%}  exact {exact}  area {row.area:.2f}"
+            f"{row.what:22} epsilon {row.epsilon}  accuracy {row.accuracy:.1%}  exact {exact}  area {row.area:.2f}"
         )
         if chosen.out is not None:
-            chosen.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+            write(chosen.out, about, {"filters": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

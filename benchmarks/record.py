@@ -13,7 +13,10 @@ from d2pfed.cli.show import plain
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 DOCS = ROOT / "docs"
-PACKAGES = ("d2pfed", "numpy", "scipy", "numba", "cryptography", "torch", "flwr", "ray", "pfl", "opendp", "opacus")
+PACKAGES = (
+    "d2pfed", "numpy", "scipy", "numba", "cryptography", "torch", "flwr", "nvflare", "tenseal", "ray", "pfl", "opendp",
+    "opacus",
+)  # fmt: skip
 
 
 def surroundings() -> dict[str, object]:

@@ -334,6 +334,7 @@ class Soak:
         self.wait(lambda: not self.apps(), "the stopped app does not end")
         work()
         self.supervised = True
+        self.is_at_work()  # a run that had come to its end by itself is put away
         self.submit()
 
     def positions(self) -> list[Path]:
