@@ -76,6 +76,7 @@ def test_a_certificate_says_who_draws_and_that_coins_are_secret(runs, key, kind,
         ("fixed", "no attempt that was void asked for vectors", True),
         ("fixed", "no client keeps a state", True),
         ("once", "no client keeps a state", False),
+        ("once", "no client refuses because its own budget is spent", True),
     ],
 )
 def test_a_certificate_says_what_else_its_rows_rest_on(runs, key, kind, word, is_said):

@@ -48,6 +48,13 @@ def changed(before: object, after: object) -> bool:
     return fingerprint({"part": before}, []) != fingerprint({"part": after}, [])
 
 
+def test_a_run_whose_fingerprint_is_gone_is_not_resumed():
+    directory = d2pfed.fit(linear(), pairs(), **CLEAR, directory="mine").directory
+    (directory / "fingerprint.json").unlink()
+    with pytest.raises(ConfigError, match=r"fingerprint.json is missing"):
+        d2pfed.fit(linear(), pairs(2.0), **CLEAR, directory="mine", resume=True)
+
+
 def test_a_call_without_a_directory_always_trains_in_a_new_one():
     first = d2pfed.fit(linear(), pairs(), **CLEAR)
     other = d2pfed.fit(linear(), pairs(2.0), **CLEAR)
@@ -100,7 +107,7 @@ def test_a_resumed_run_refuses_other_parts_and_names_them(named):
 def test_without_the_fingerprint_flipped_labels_get_the_old_model(monkeypatch):
     """The planted bug: what the run was begun with is not looked at."""
     first = d2pfed.fit(linear(), pairs(), **CLEAR, directory="run")
-    monkeypatch.setattr("d2pfed.api.fitting.keep_fingerprint", lambda *_: None)
+    monkeypatch.setattr("d2pfed.api.fitting.keep_fingerprint", lambda *_, **__: None)
     assert (vector(first) == vector(d2pfed.fit(linear(), flipped(), **CLEAR, directory="run", resume=True))).all()
 
 
@@ -245,13 +252,13 @@ def test_an_object_that_raises_when_looked_into_counts_by_its_class():
 def test_the_file_has_no_digest_that_another_run_would_have(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        keep_fingerprint(tmp_path / name, {"loss": "00"})
+        keep_fingerprint(tmp_path / name, {"loss": "00"}, is_trained=False)
     one, two = (json.loads((tmp_path / name / "fingerprint.json").read_text()) for name in ("a", "b"))
     assert one["loss"] != two["loss"]
     assert (tmp_path / "a" / "fingerprint.json").stat().st_mode & 0o077 == 0
-    keep_fingerprint(tmp_path / "a", {"loss": "00"})
+    keep_fingerprint(tmp_path / "a", {"loss": "00"}, is_trained=True)
     with pytest.raises(ConfigError, match="other parts: loss, step;"):
-        keep_fingerprint(tmp_path / "a", {"loss": "01", "step": "00"})
+        keep_fingerprint(tmp_path / "a", {"loss": "01", "step": "00"}, is_trained=True)
 
 
 # Seeds

@@ -374,6 +374,7 @@ BAD = [
     (lambda: d2pfed.private_histogram([1, 2], [0, 9], max_values=3, privacy=RECORDS), "max_values is for the unit"),
     (lambda: d2pfed.private_sum([1, 2], privacy=["against"]), "privacy must be a dictionary of changes .*, got list"),
     (lambda: d2pfed.private_sum([1, 2], privacy=d2pfed.PrivacyTarget()), "a dictionary of .*, got PrivacyTarget"),
+    (lambda: d2pfed.private_mean([1, 2], epsilom=1.0), r"statistic has no field 'epsilom' \(did you mean epsilon\?\)"),
     (lambda: d2pfed.private_sum([1, 2], clip=1e300), r"bound on a vector must be in \[1e-30, 1e\+30\], got 1e\+300"),
     (lambda: d2pfed.private_sum([1, 2], clip=1e-300), r"bound on a vector must be in \[1e-30, 1e\+30\], got 1e-300"),
     (lambda: d2pfed.private_mean([1, 2], max_weight=3), "max_weight goes with weights"),

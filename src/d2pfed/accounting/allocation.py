@@ -13,7 +13,7 @@ import numpy as np
 from d2pfed.accounting.rdp import FloatArray
 
 _REACH = (-5.0, 7.5)  # of a Gaussian, in deviations; what is below is raised, what is beyond is added
-_ROUNDING = 2.0**-50  # of a value of a call function, and of each transform's level
+_ROUNDING = 2.0**-50  # of a value of a call function, of each transform's level, and of a factor of a power
 _LARGEST = 300.0  # exponent of a likelihood ratio within the range of doubles
 _PRECISION = 1e-4  # relative, of epsilon
 _SMALLEST = 0.05  # of an epsilon without amplification, that is tried
@@ -63,7 +63,11 @@ class HiddenBlocks:
         law = np.fft.irfft(np.fft.rfft(masses, size) ** self.blocks, size)[:length]
         above = self.blocks * low + step * np.arange(length) - (alpha - 1) * (1 / self.weight - self.blocks)
         excess = np.maximum(above, 0.0)
-        wrong = _ROUNDING * (self.blocks + 4 * math.log2(size)) * math.sqrt(float((excess * excess).sum()))
+        # What transforms and a power round, as bounded in N.5: it depends on how far a block's masses are spread.
+        level, norm = _ROUNDING * math.log2(size), math.sqrt(float((masses * masses).sum()))
+        grown = math.exp(self.blocks * (max(0.0, float(masses.sum()) - 1) + level * math.sqrt(size) * norm))
+        wrong = grown * (self.blocks * (level * norm + _ROUNDING) + 2 * level)
+        wrong *= math.sqrt(float((excess * excess).sum()))
         each = beyond + _ROUNDING * per_block * per_block * float(call[0] + alpha)
         return self.weight * (float((excess * np.maximum(law, 0.0)).sum()) + wrong + self.blocks * each)
 

@@ -349,6 +349,7 @@ def _assumptions(plan: Plan) -> list[str]:
             "No client is in two cohorts of the run, and dropping out does not depend on data.",
             "For `released`, where it is below `server`: a reader of the models does not learn who took part when.",
             "For `released`, where it is below `server`: no dropout or failure depends on who was drawn or on sums.",
+            "For `released`, where it is below `server`: no client refuses because its own budget is spent.",
         ]
     return found
 

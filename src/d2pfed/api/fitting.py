@@ -197,7 +197,7 @@ def _execute(job: Job, place: Path | None, options: RunOptions, *, resume: bool)
         notes = (*job.notes, line)
         is_begun = (path / "settings.json").exists()
         run = stack.enter_context(job.open(path, options.ledger))
-        keep_fingerprint(path, job.fingerprint)
+        keep_fingerprint(path, job.fingerprint, is_trained=run.state.rounds > 0)
         if baseline is not None:  # where the report finds it
             run.directory.replace(BASELINE, to_json(baseline).encode())
         watch = options.progress

@@ -214,9 +214,13 @@ def made_by(name: str, kind: type[Kind]) -> Kind:
     return made
 
 
-def keep_fingerprint(directory: Path, found: Mapping[str, str]) -> None:
+def keep_fingerprint(directory: Path, found: Mapping[str, str], *, is_trained: bool) -> None:
     """Write down what a run is begun with; refuse to go on with something else, and name what differs."""
     if not (directory / FINGERPRINT).exists():
+        if is_trained:
+            raise ConfigError(
+                f"{directory / FINGERPRINT} is missing, which says what the run was trained on: take another directory"
+            )
         salt = Entropy.system().stream().bytes(KEY_BYTES).hex()
         replace_file(directory / FINGERPRINT, json.dumps({"salt": salt} | _salted(found, salt)).encode())
         return

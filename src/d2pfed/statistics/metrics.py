@@ -210,7 +210,7 @@ def private_metrics(
         >>> bool(abs(found.value["accuracy"] - 2 / 3) < 6 * found.standard_error["accuracy"])
         True
     """
-    asked = Terms(**terms)
+    asked = Terms.of(terms)
     scoring = None
     if predict is not None:
         if not callable(predict):

@@ -91,7 +91,7 @@ def private_mean(
         >>> bool(abs(mean.value - 44.5) < 6 * mean.standard_error)
         True
     """
-    asked = Terms(**terms)
+    asked = Terms.of(terms)
     if weights is None and max_weight is not None:
         raise ConfigError(f"max_weight goes with weights, got max_weight {max_weight} and no weights")
     given, is_plain = records.client_vectors(vectors, of_records=asked.of_records)
@@ -146,7 +146,7 @@ def private_histogram(
         >>> len(ages.value)
         3
     """
-    asked = Terms(**terms)
+    asked = Terms.of(terms)
     edges = records.settings(bins, "bins")
     if edges.ndim != 1 or len(edges) < 2:
         raise ConfigError(f"bins must be at least two edges, got {bins!r}")
@@ -181,7 +181,7 @@ def private_table(
         >>> private_table(rows, [["yes", "no"], ["red", "blue"]], epsilon=1.0).value.shape
         (2, 2)
     """
-    asked = Terms(**terms)
+    asked = Terms.of(terms)
     lists: object = list(categories.values()) if isinstance(categories, Mapping) else categories
     if not isinstance(lists, Sequence) or isinstance(lists, (str, bytes)) or not lists:
         raise ConfigError(f"categories must be a list for each variable, got {categories!r}")
@@ -245,7 +245,7 @@ def private_quantile(
         >>> bool(40 < median.value < 60)
         True
     """
-    asked = Terms(**terms)
+    asked = Terms.of(terms)
     chosen = records.settings(levels, "levels")
     if chosen.ndim > 1 or not chosen.size or (chosen < 0).any() or (chosen > 1).any():
         raise ConfigError(f"levels must be numbers in [0, 1], got {levels!r}")

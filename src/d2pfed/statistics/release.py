@@ -14,6 +14,7 @@ import numpy as np
 
 from d2pfed.accounting import SERVER, Adjacency, Guarantee, Sampling, Unit, round_up
 from d2pfed.errors import ConfigError
+from d2pfed.fields import checked_fields
 from d2pfed.ledger import Ledger
 from d2pfed.ledger.files import software_digest
 from d2pfed.noise.clipping import DROWNED
@@ -86,6 +87,11 @@ class Terms:
                 f"a release on a shared ledger takes its noise from the system, got seed {self.seed}: what repeats "
                 "from a seed protects nobody, and is not to be counted as private"
             )
+
+    @staticmethod
+    def of(asked: Asked) -> "Terms":
+        """Return what a caller asks, who may have mistaken a name."""
+        return Terms(**checked_fields(Terms, asked, "a private statistic"))
 
     @property
     def of_records(self) -> bool:
