@@ -318,7 +318,7 @@ def test_canary_records_of_silos_stay_below_the_claim(fidelity):
     found = audited_silos(0.5, fidelity=fidelity)
     assert (found.unit, found.present, found.canaries) == ("record", 100, 100)
     assert found.lower < found.claimed <= 0.5  # sampled records have no Gaussian curve
-    assert "about a record than is claimed" in found.shows
+    assert "about a record than claimed" in found.shows
 
 
 def test_canaries_of_whom_none_took_part_show_nothing(monkeypatch):

@@ -211,5 +211,5 @@ def test_a_node_cannot_change_what_its_client_has_begun(tmp_path, caplog):
     grid.coming = changed
     deadlines = Deadlines(joining=1.0, keys=60.0, grace=0.05, poll=0.001)
     start(make_strategy(plan, tmp_path, roster, deadlines=deadlines), grid)
-    assert "node 103 is refused: a signature does not fit" in caplog.text
+    assert "node 103 is refused: a signature does not match" in caplog.text
     assert records(tmp_path)[0]["survivors"] == 4

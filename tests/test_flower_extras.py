@@ -197,7 +197,7 @@ def test_a_statistic_takes_neither(tmp_path):
     from d2pfed.flower.statistics import private_total  # noqa: PLC0415
 
     strategy = make_strategy(planned(CAP, rounds=1), tmp_path, enrol(tmp_path, CLIENTS))
-    with pytest.raises(ConfigError, match="a statistic takes nothing beside its vector, the plan has weights"):
+    with pytest.raises(ConfigError, match="a statistic sends only its vector, the plan has weights"):
         private_total(strategy, make_grid(tmp_path), "sum", DIMENSION)
 
 
