@@ -106,7 +106,7 @@ def test_a_client_signs_for_its_own_node(server):
     acceptance = RunAcceptance.decode(data)
     key = server.roster.roster.key(2)
     require_signature(key, acceptance.signature, announcement.statement(42, 2))
-    with pytest.raises(PeerError, match="a signature does not fit"):
+    with pytest.raises(PeerError, match="a signature does not match"):
         require_signature(key, acceptance.signature, announcement.statement(43, 2))
 
 
