@@ -125,7 +125,10 @@ def test_audits_take_a_run_of_fit(run, monkeypatch):
     for name in ("audited", "bare"):
         d2pfed.fit(mine().net(), mine().clients(), privacy=target, rounds=2, seed=1, directory=f"runs/{name}")
     status, _, err = run("audit training runs/audited")
-    assert (status, "over a user's own clients: name what makes them again by --task" in err) == (
+    assert (
+        status,
+        "the run used a user's own clients: name the function that returns them with --task" in err,
+    ) == (
         2,
         True,
     )
