@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from d2pfed.noise.cumulative import (
     BinomialDistribution,
     GaussianDistribution,
+    Side,
     SkellamDistribution,
-    Weights,
     cumulative,
     exp_minus,
     refine,
@@ -99,19 +99,18 @@ def test_all_bessel_ratios_are_enclosed(variance):
 @pytest.mark.parametrize("distribution", [case[0] for case in CASES])
 def test_the_largest_weight_is_one(distribution):
     """What the tails may hold is counted by it; where two are equal, one of them may be rounded up."""
-    weights = distribution.weights(64, 20)
-    assert max(weights.lower) == 1 << 64
-    assert max(weights.upper) <= (1 << 64) + 1
+    weights = distribution.weights(64, 20)  # of both sides of the mode, whose own is 1
+    assert max(weights.left.upper + weights.right.upper) <= (1 << 64) + 1
 
 
 @pytest.mark.parametrize("trials", [9, 200, 1001])
 @pytest.mark.parametrize("tail_bits", [5, 20])
 def test_what_is_left_out_on_either_side_is_at_most_the_tail(trials, tail_bits):
     weights = BinomialDistribution(trials).weights(64, tail_bits)
-    largest, last = comb(trials, trials // 2), weights.first + len(weights.lower) - 1
+    largest, left, right = comb(trials, trials // 2), weights.left, weights.right
     for tail, outside in (
-        (weights.left_tail, range(weights.first)),
-        (weights.right_tail, range(last + 1, trials + 1)),
+        (left.tail, range(weights.mode - len(left.lower))),
+        (right.tail, range(weights.mode + len(right.lower) + 1, trials + 1)),
     ):
         exact = Fraction(sum(comb(trials, k) for k in outside), largest)
         assert exact <= Fraction(tail, 1 << 64) < Fraction(1, 1 << tail_bits)
@@ -122,25 +121,26 @@ class Blurred:
     """A distribution that is enclosed too loosely below some precision."""
 
     distribution: GaussianDistribution
-    blur: Callable[[Weights], Weights]
+    blur: Callable[[Side], Side]
+    side: str
 
     def weights(self, precision, tail_bits):
         exact = self.distribution.weights(precision, tail_bits)
-        return exact if precision > 200 else self.blur(exact)
+        return exact if precision > 200 else replace(exact, **{self.side: self.blur(getattr(exact, self.side))})
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(
     "blur",
     [
-        lambda weights: replace(weights, upper=tuple(upper + (upper >> 60) for upper in weights.upper)),
-        lambda weights: replace(weights, left_tail=weights.upper[0] << 64),
-        lambda weights: replace(weights, right_tail=weights.upper[0] << 64),
-        lambda weights: replace(weights, lower=weights.lower[:1] * len(weights.lower)),
+        lambda side: replace(side, upper=tuple(upper + (upper >> 60) for upper in side.upper)),
+        lambda side: replace(side, tail=side.upper[0] << 64),
+        lambda side: replace(side, lower=side.lower[-1:] * len(side.lower)),
     ],
 )
-def test_loose_intervals_are_computed_again_with_more_precision(blur):
+def test_loose_intervals_are_computed_again_with_more_precision(blur, side):
     distribution = GaussianDistribution(Fraction(1, 3), Fraction(4))
-    assert cumulative(Blurred(distribution, blur), 64) == cumulative(distribution, 64)
+    assert cumulative(Blurred(distribution, blur, side), 64) == cumulative(distribution, 64)
 
 
 @given(st.fractions(0, 200, max_denominator=10**6), st.integers(8, 300))

@@ -74,9 +74,10 @@ deploy.standing: KeyFile._head KeyFile._holds KeyFile.update SiloEpoch.advance j
 ledger.client_log: Anchor.decode ClientHistory.head ClientHistory.holds LogRow.line
 ledger.client_log: _integer anchor_after head_after parse require_anchored require_announced
 ledger.client_log: ClientLog.__init__ ClientLog._locked ClientLog._read ClientLog._require_anchor ClientLog.read
-ledger.files: require_directory
+ledger.files: remove_drafts require_directory
 ledger.rows: Head.__post_init__ Head.decode Head.encode
-ledger.keystore: VolatileFile._read VolatileFile._write VolatileFile.update _checked require_boot require_fits_log
+ledger.keystore: VolatileFile._locked VolatileFile._read VolatileFile._write VolatileFile.update _checked require_boot
+ledger.keystore: require_fits_log
 numerics.randomness: derive first_head next_head
 secagg.standing.epoch: context mask_key next_pair_key
 secagg.standing.client: State.at State.decode State.encode State.masks answer_step require_step_forward
